@@ -1,0 +1,5 @@
+"""`python -m neuraxis` is the `neuraxis` command."""
+
+from neuraxis.cli import main
+
+main()

@@ -1,0 +1,24 @@
+"""Ranks that move together: a fixed group, collectives, lockstep.
+
+`DistributedContext` makes this process a rank; `Communicator` is a group of ranks; the functions of
+`neuraxis.distributed` are its methods, flat. A `Backend` moves the data: `shm` between the processes of one host,
+`gloo` and `nccl` through torch, `mpi` through mpi4py, `local` for one rank.
+"""
+
+from __future__ import annotations
+
+from neuraxis.comm.communicator import Communicator, NonMember
+from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
+from neuraxis.comm.reduction import ReduceOp
+from neuraxis.comm.work import Work
+
+__all__ = [
+    "BACKENDS",
+    "Communicator",
+    "DistributedContext",
+    "NonMember",
+    "ReduceOp",
+    "Work",
+    "current_context",
+    "init_distributed",
+]

@@ -1,0 +1,173 @@
+"""A user's array as what a backend needs: contiguous memory with an address and an element type.
+
+NumPy arrays and torch tensors become a `Buffer` without a copy where their memory is contiguous and where the
+backend can reach it. Otherwise the buffer holds a contiguous copy, and `write_back` carries the result to
+where the user wants it. torch is never imported here: whoever hands in a tensor has imported it already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+from neuraxis.comm import kernels
+from neuraxis.comm.reduction import ElementType, element_type_of
+from neuraxis.errors import InvalidArgument, InvalidType
+
+__all__ = ["LAYOUT_IS_KNOWN", "Buffer", "address_of", "buffer_of"]
+
+# How an element type without a NumPy dtype of its own is held in NumPy memory.
+_CARRIERS = {ElementType.BFLOAT16: np.dtype(np.uint16), ElementType.COMPLEX32: np.dtype((np.uint16, 2)).base}
+
+
+class Buffer:
+    """Contiguous memory of one array: `address`, `nbytes`, `count` elements of type `element`."""
+
+    __slots__ = ("address", "count", "element", "item_bytes", "memory", "nbytes", "origin")
+
+    def __init__(
+        self, address: int, count: int, item_bytes: int, element: ElementType, memory: Any, origin: Any
+    ) -> None:
+        self.address = address
+        self.count = count
+        self.item_bytes = item_bytes
+        self.nbytes = count * item_bytes
+        self.element = element
+        self.memory = memory  # what owns the memory: the user's array, or a contiguous copy of it
+        self.origin = origin  # the user's array where `memory` is a copy, else None
+
+    def write_back(self) -> None:
+        """Carry the content to the user's array, if this buffer is a copy of it."""
+        if self.origin is None:
+            return
+        if isinstance(self.origin, np.ndarray):
+            self.origin[...] = _as_numpy(self.memory).reshape(self.origin.shape)
+        else:
+            memory = self.memory
+            if isinstance(memory, np.ndarray):
+                memory = sys.modules["torch"].from_numpy(memory)
+            with sys.modules["torch"].no_grad():
+                self.origin.copy_(memory.view(self.origin.shape))
+
+    def bytes(self) -> np.ndarray:
+        """The memory as a flat array of bytes that shares it."""
+        if self.nbytes == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer((ctypes.c_char * self.nbytes).from_address(self.address), np.uint8)
+
+    def numpy(self) -> np.ndarray:
+        """The memory as a flat NumPy array of its elements (bfloat16 as uint16, what NumPy lacks as bytes)."""
+        if self.element in (ElementType.OPAQUE, ElementType.COMPLEX32):
+            return self.bytes()
+        carrier = _CARRIERS.get(self.element) or np.dtype(self.element.label)
+        return self.bytes().view(carrier)
+
+    def torch(self) -> Any:
+        """The memory as a flat torch tensor of its elements (what torch lacks as bytes)."""
+        torch = sys.modules["torch"]
+        if isinstance(self.memory, torch.Tensor):
+            return self.memory.view(-1) if self.memory.layout is torch.strided else self.memory
+        dtype = {
+            ElementType.BFLOAT16: torch.bfloat16,
+            ElementType.COMPLEX32: torch.complex32,
+        }.get(self.element) or getattr(torch, self.element.label, torch.uint8)
+        memory = self.bytes()
+        flat = torch.empty(0, dtype=torch.uint8) if memory.size == 0 else torch.from_numpy(memory)
+        return flat.view(dtype)
+
+
+def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Buffer:
+    """A buffer over `value`; `what` names the argument in errors, `writes` says that the call will write it.
+
+    `device` is where the backend needs the memory: "cpu", or a torch device such as "cuda:0".
+    """
+    if isinstance(value, np.ndarray):
+        return _buffer_of_numpy(value, what, writes, device)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _buffer_of_tensor(torch, value, what, device)
+    raise InvalidType(
+        f"{what} must be a NumPy array or a torch tensor, not {type(value).__name__}"
+        + (" (the object forms, such as all_gather_object, take any value)" if not isinstance(value, list) else "")
+    )
+
+
+def address_of(array: np.ndarray) -> int:
+    """The address of a C-contiguous array's data."""
+    return _fast_address(id(array)) if LAYOUT_IS_KNOWN else int(array.ctypes.data)
+
+
+def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) -> Buffer:
+    dtype = value.dtype
+    if writes and not value.flags.writeable:
+        raise InvalidArgument(f"{what} is read-only, and this rank's result would be written to it")
+    memory, origin = value, None
+    if not (value.flags.c_contiguous and dtype.isnative):
+        dtype = dtype.newbyteorder("=")
+        memory, origin = np.ascontiguousarray(value, dtype=dtype), value
+    element = element_type_of(dtype)
+    if device != "cpu":
+        torch = sys.modules["torch"]
+        on_device = torch.from_numpy(memory).to(device)
+        return Buffer(
+            on_device.data_ptr(), memory.size, dtype.itemsize, element, on_device, value if origin is None else origin
+        )
+    return Buffer(address_of(memory), memory.size, dtype.itemsize, element, memory, origin)
+
+
+def _buffer_of_tensor(torch: Any, value: Any, what: str, device: str) -> Buffer:
+    if value.layout is not torch.strided:
+        raise InvalidType(f"{what} must be a dense tensor, not one of layout {value.layout}; use .to_dense()")
+    memory, origin = value.detach(), None
+    reachable = value.is_cpu if device == "cpu" else value.device == torch.device(device)
+    if not (reachable and value.is_contiguous()) or value.is_conj() or value.is_neg():
+        memory = memory.resolve_conj().resolve_neg().to(device).contiguous()
+        origin = value
+        if memory.data_ptr() == value.data_ptr() and memory.numel() > 0:  # nothing above made a copy
+            memory = memory.clone(memory_format=torch.contiguous_format)
+    return Buffer(
+        memory.data_ptr(), memory.numel(), memory.element_size(), _torch_element(torch, value.dtype), memory, origin
+    )
+
+
+_TORCH_ELEMENTS: dict[Any, ElementType] = {}
+
+
+def _torch_element(torch: Any, dtype: Any) -> ElementType:
+    if not _TORCH_ELEMENTS:
+        for element in ElementType:
+            torch_dtype = getattr(torch, element.label, None)
+            if isinstance(torch_dtype, torch.dtype):
+                _TORCH_ELEMENTS[torch_dtype] = element
+    return _TORCH_ELEMENTS.get(dtype, ElementType.OPAQUE)
+
+
+def _as_numpy(memory: Any) -> np.ndarray:
+    if isinstance(memory, np.ndarray):
+        return memory
+    array: np.ndarray = memory.cpu().numpy()
+    return array
+
+
+def _fast_address(array_id: int) -> int:
+    address: int = kernels.array_address(array_id)
+    return address
+
+
+def _layout_is_known() -> bool:
+    """Whether the array objects of this NumPy and Python have the layout that `kernels` reads."""
+    plain, reversed_, frozen = np.zeros(3), np.zeros(3)[::-1], np.zeros(3)
+    frozen.flags.writeable = False
+    return (
+        _fast_address(id(plain)) == plain.ctypes.data
+        and _fast_address(id(reversed_)) == 0
+        and _fast_address(id(frozen)) == frozen.ctypes.data
+        and kernels.array_is_plain(id(plain)) == 1
+        and kernels.array_is_plain(id(frozen)) == 0
+    )
+
+
+LAYOUT_IS_KNOWN = sys.implementation.name == "cpython" and _layout_is_known()

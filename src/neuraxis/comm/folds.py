@@ -1,0 +1,287 @@
+"""Compiled folds: n arrays at n addresses become one, element by element, in rank order.
+
+A fold is a C function `fold(out, sources, n, count, op, scratch)`, one for each element type, compiled when
+that type is first reduced and then cached on disk. The collective kernels call it through its address, so
+they are compiled once and know nothing of types.
+
+The order is always rank 0, 1, 2, ..., whoever computes and however the data was cut, so a reduction gives the
+same bits on every rank, at every size, and in every repetition. float16 and bfloat16 are added up in float32
+and rounded once at the end. Sums of integers wrap, as NumPy's do. AVG divides the sum by n (towards zero for
+integers). MIN and MAX hand on NaN, as NumPy's do.
+
+Each fold works on tiles in `scratch` (TILE_BYTES, private to the caller, in the first-level cache): the
+accumulator then never aliases a source or the output, which lets the compiler vectorise every loop and lets
+`out` be one of the sources.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, njit, types
+
+from neuraxis.comm.atomics import bits_to_float32, copy_bytes, float32_to_bits, load, pointer_to
+from neuraxis.comm.reduction import ElementType, ReduceOp
+
+__all__ = ["TILE_BYTES", "fold_address"]
+
+TILE_BYTES = 8192
+
+_SUM, _PRODUCT, _MIN, _MAX = int(ReduceOp.SUM), int(ReduceOp.PRODUCT), int(ReduceOp.MIN), int(ReduceOp.MAX)
+_BAND, _BOR, _BXOR, _AVG = int(ReduceOp.BAND), int(ReduceOp.BOR), int(ReduceOp.BXOR), int(ReduceOp.AVG)
+
+_SIGNATURE = types.void(*[types.int64] * 6)
+
+
+@njit(inline="always")
+def half_to_float(half: int) -> float:
+    """IEEE binary16 bits to float32, exactly: shift the fields into place and rescale the exponent."""
+    magnitude = np.uint32(half) & np.uint32(0x7FFF)
+    sign = (np.uint32(half) & np.uint32(0x8000)) << np.uint32(16)
+    scaled = bits_to_float32(np.uint32(magnitude << np.uint32(13))) * np.float32(2.0**112)
+    bits = float32_to_bits(scaled)
+    special = np.uint32((magnitude << np.uint32(13)) | np.uint32(0x7F800000))  # infinity and NaN keep their fraction
+    chosen = special if magnitude >= np.uint32(0x7C00) else bits
+    return bits_to_float32(np.uint32(chosen | sign))
+
+
+@njit(inline="always")
+def float_to_half(value: float) -> int:
+    """float32 to IEEE binary16 bits, rounded to nearest even."""
+    bits = float32_to_bits(value)
+    sign = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    # Subnormal halves: adding 0.5 lets the float adder align and round the fraction for us.
+    small = np.uint32(
+        float32_to_bits(bits_to_float32(magnitude) + np.float32(0.5)) - np.uint32(0x3F000000)
+    )
+    odd = np.uint32((magnitude >> np.uint32(13)) & np.uint32(1))
+    normal = np.uint32((magnitude - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13))
+    half = small if magnitude < np.uint32(0x38800000) else normal
+    half = np.uint32(0x7C00) if magnitude >= np.uint32(0x477FF000) else half
+    half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
+    return np.uint16(half | sign)
+
+
+@njit(inline="always")
+def bfloat_to_float(bfloat: int) -> float:
+    """bfloat16 bits to float32: the upper half of it."""
+    return bits_to_float32(np.uint32(bfloat) << np.uint32(16))
+
+
+@njit(inline="always")
+def float_to_bfloat(value: float) -> int:
+    """float32 to bfloat16 bits, rounded to nearest even; NaN stays NaN."""
+    bits = float32_to_bits(value)
+    rounded = np.uint32((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    quiet = np.uint32((bits >> np.uint32(16)) | np.uint32(0x40))
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint16(quiet if is_nan else rounded)
+
+
+@njit(inline="always")
+def _ordered(accumulator: Any, value: Any, op: int) -> None:
+    if op == _MIN:
+        for i in range(accumulator.size):
+            a, b = accumulator[i], value[i]
+            accumulator[i] = a if (a < b or a != a) else b  # noqa: PLR0124  (a != a: NaN is handed on)
+    elif op == _MAX:
+        for i in range(accumulator.size):
+            a, b = accumulator[i], value[i]
+            accumulator[i] = a if (a > b or a != a) else b  # noqa: PLR0124
+
+
+@njit(inline="always")
+def _arithmetic(accumulator: Any, value: Any, op: int) -> None:
+    if op == _SUM or op == _AVG:
+        for i in range(accumulator.size):
+            accumulator[i] += value[i]
+    elif op == _PRODUCT:
+        for i in range(accumulator.size):
+            accumulator[i] *= value[i]
+
+
+@njit(inline="always")
+def _bitwise(accumulator: Any, value: Any, op: int) -> None:
+    if op == _BAND:
+        for i in range(accumulator.size):
+            accumulator[i] &= value[i]
+    elif op == _BOR:
+        for i in range(accumulator.size):
+            accumulator[i] |= value[i]
+    elif op == _BXOR:
+        for i in range(accumulator.size):
+            accumulator[i] ^= value[i]
+
+
+def _integer_fold(element: Any) -> Any:
+    size = np.dtype(element).itemsize
+    tile = TILE_BYTES // size
+    signed = np.dtype(element).kind == "i"
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            copy_bytes(scratch, load(sources) + start * size, width * size)
+            accumulator = carray(pointer_to(scratch, element), width)
+            for r in range(1, n):
+                value = carray(pointer_to(load(sources + 8 * r) + start * size, element), width)
+                _arithmetic(accumulator, value, op)
+                _ordered(accumulator, value, op)
+                _bitwise(accumulator, value, op)
+            if op == _AVG:
+                for i in range(width):
+                    total = accumulator[i]
+                    if signed and total < 0:
+                        accumulator[i] = -((-total) // n)
+                    else:
+                        accumulator[i] = total // n
+            copy_bytes(out + start * size, scratch, width * size)
+
+    return fold
+
+
+def _float_fold(element: Any) -> Any:
+    size = np.dtype(element).itemsize
+    tile = TILE_BYTES // size
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            copy_bytes(scratch, load(sources) + start * size, width * size)
+            accumulator = carray(pointer_to(scratch, element), width)
+            for r in range(1, n):
+                value = carray(pointer_to(load(sources + 8 * r) + start * size, element), width)
+                _arithmetic(accumulator, value, op)
+                _ordered(accumulator, value, op)
+            if op == _AVG:
+                divisor = element(n)
+                for i in range(width):
+                    accumulator[i] /= divisor
+            copy_bytes(out + start * size, scratch, width * size)
+
+    return fold
+
+
+def _complex_fold(element: Any) -> Any:
+    size = np.dtype(element).itemsize
+    tile = TILE_BYTES // size
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            copy_bytes(scratch, load(sources) + start * size, width * size)
+            accumulator = carray(pointer_to(scratch, element), width)
+            for r in range(1, n):
+                value = carray(pointer_to(load(sources + 8 * r) + start * size, element), width)
+                _arithmetic(accumulator, value, op)
+            if op == _AVG:
+                for i in range(width):
+                    accumulator[i] = accumulator[i] / n
+            copy_bytes(out + start * size, scratch, width * size)
+
+    return fold
+
+
+def _bool_fold() -> Any:
+    tile = TILE_BYTES
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        # Truth values are bytes 0 and 1: "and" is SUM's and MAX's dual, as in NumPy.
+        bits = op
+        if op == _SUM or op == _MAX:
+            bits = _BOR
+        elif op == _PRODUCT or op == _MIN:
+            bits = _BAND
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            copy_bytes(scratch, load(sources) + start, width)
+            accumulator = carray(pointer_to(scratch, np.uint8), width)
+            for r in range(1, n):
+                value = carray(pointer_to(load(sources + 8 * r) + start, np.uint8), width)
+                _bitwise(accumulator, value, bits)
+            copy_bytes(out + start, scratch, width)
+
+    return fold
+
+
+def _half_fold() -> Any:
+    tile = TILE_BYTES // 8  # half the scratch is the accumulator, half the widened source
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            accumulator = carray(pointer_to(scratch, np.float32), width)
+            value = carray(pointer_to(scratch + 4 * tile, np.float32), width)
+            first = carray(pointer_to(load(sources) + start * 2, np.uint16), width)
+            for i in range(width):
+                accumulator[i] = half_to_float(first[i])
+            for r in range(1, n):
+                source = carray(pointer_to(load(sources + 8 * r) + start * 2, np.uint16), width)
+                for i in range(width):
+                    value[i] = half_to_float(source[i])
+                _arithmetic(accumulator, value, op)
+                _ordered(accumulator, value, op)
+            if op == _AVG:
+                for i in range(width):
+                    accumulator[i] /= np.float32(n)
+            result = carray(pointer_to(out + start * 2, np.uint16), width)
+            for i in range(width):
+                result[i] = float_to_half(accumulator[i])
+
+    return fold
+
+
+def _bfloat_fold() -> Any:
+    tile = TILE_BYTES // 8
+
+    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+        for start in range(0, count, tile):
+            width = min(tile, count - start)
+            accumulator = carray(pointer_to(scratch, np.float32), width)
+            value = carray(pointer_to(scratch + 4 * tile, np.float32), width)
+            first = carray(pointer_to(load(sources) + start * 2, np.uint16), width)
+            for i in range(width):
+                accumulator[i] = bfloat_to_float(first[i])
+            for r in range(1, n):
+                source = carray(pointer_to(load(sources + 8 * r) + start * 2, np.uint16), width)
+                for i in range(width):
+                    value[i] = bfloat_to_float(source[i])
+                _arithmetic(accumulator, value, op)
+                _ordered(accumulator, value, op)
+            if op == _AVG:
+                for i in range(width):
+                    accumulator[i] /= np.float32(n)
+            result = carray(pointer_to(out + start * 2, np.uint16), width)
+            for i in range(width):
+                result[i] = float_to_bfloat(accumulator[i])
+
+    return fold
+
+
+@cache
+def fold_address(element: ElementType) -> int:
+    """The address of the compiled fold of an element type (compiled or loaded from the cache on first use)."""
+    return int(_compiled(element).address)
+
+
+@cache
+def _compiled(element: ElementType) -> Any:
+    return cfunc(_SIGNATURE, cache=True)(_source(element))
+
+
+def _source(element: ElementType) -> Any:
+    if element is ElementType.BOOL:
+        return _bool_fold()
+    if element is ElementType.FLOAT16:
+        return _half_fold()
+    if element is ElementType.BFLOAT16:
+        return _bfloat_fold()
+    numpy_type = getattr(np, element.label)
+    if element in (ElementType.FLOAT32, ElementType.FLOAT64):
+        return _float_fold(numpy_type)
+    if element in (ElementType.COMPLEX64, ElementType.COMPLEX128):
+        return _complex_fold(numpy_type)
+    return _integer_fold(numpy_type)

@@ -1,0 +1,541 @@
+"""The collectives of the shared-memory backend, compiled: rounds of write, publish, wait, read.
+
+One round
+    A rank writes what others need into its own slot of the arena, publishes its flag for the round, waits
+    for the flags of all others, and reads from their slots. Every collective is one or more such rounds.
+
+Why one wait a round is enough
+    Slots, headers and flags exist twice, for even and odd rounds. A rank writes its slot of round k + 2 only
+    after it has seen every flag of round k + 1, and a rank publishes k + 1 only after it has read all it
+    wanted of round k. So nobody overwrites what another still reads, and no second wait is needed.
+
+Why the orderings are right
+    The flag is stored with release after header and slot were written, and loaded with acquire before they
+    are read: whoever sees flag k sees header and slot of round k. A reader's last read of round k comes before
+    its release of flag k + 1, and the writer acquires that flag before it writes the slot again, so the reads
+    happen before the overwrite. The fence after the flag's store belongs to sleeping (see `atomics.fence`).
+
+Why a kernel can be left and entered again
+    Waiting in compiled code would make a rank deaf to Ctrl-C, to deadlines and to the death of others. A
+    kernel therefore spins and yields for a bounded time only; if the others have not come by then it returns
+    WAITING, with all progress in `state`. The caller sleeps on the missing rank's flag, checks what needs
+    checking, and calls again with the same arguments; the kernel goes on where it was.
+
+`state` is a private array of int64 at a fixed address; what is in it is named by the constants below.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from neuraxis.comm.atomics import (
+    call_fold,
+    copy_bytes,
+    fence,
+    fetch_add,
+    load,
+    load_acquire,
+    relax,
+    store,
+    store_release,
+    wake_all,
+    yield_cpu,
+)
+
+# --- what a kernel returns ---
+DONE = 0
+WAITING = 1  # state[WAIT_RANK] has not published yet
+MISMATCH = 2  # state[WAIT_RANK] made another call
+NOT_CONTIGUOUS = 3  # (array forms only) the caller must hand in a contiguous copy
+
+# --- state: fixed when the group is made ---
+RANK = 0
+SIZE = 1
+CONTROL = 2  # address of rank 0's control block
+CONTROL_STRIDE = 3
+SLOTS = 4  # address of rank 0's even slot; the odd one follows it
+SLOT_BYTES = 5  # of one slot
+SPINS = 6
+YIELDS = 7
+SCRATCH = 8  # address of a tile for the folds
+SOURCES = 9  # address of SIZE int64: where a fold reads from
+PIECES = 10  # address of 4 * SIZE int64: send addresses, send bytes, receive addresses, receive bytes
+# --- state: progress ---
+ROUND = 11  # rounds finished in this group
+STEP = 12  # rounds finished in this operation
+PUBLISHED = 13  # this round's flag is out
+WAIT_RANK = 14
+STEPS = 15  # rounds this operation takes, once known
+SEQUENCE = 16  # operations finished in this group
+STATE_WORDS = 17
+
+# --- a rank's control block: a line for even rounds, one for odd rounds, then the rest ---
+LINE_BYTES = 64
+FLAG = 0  # the round that is published in this line
+SIGNATURE = 8  # operation, element type, reduction and root, packed
+COUNT = 16  # elements (reductions: must agree; others: told in errors)
+NEEDED = 24  # rounds that this rank's data needs
+SLEEPERS = 128  # how many ranks sleep on this rank's flags
+STATUS = 192  # what the rank says of itself (see shm.py)
+LENGTHS = 256  # for each parity: bytes sent to each rank, bytes expected from each rank
+
+ALIGNMENT = 64
+
+
+@njit(inline="always")
+def _line(state: int, rank: int, round_number: int) -> int:
+    base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
+    return base + (round_number & 1) * LINE_BYTES
+
+
+@njit(inline="always")
+def _slot(state: int, rank: int, round_number: int) -> int:
+    return load(state + 8 * SLOTS) + (2 * rank + (round_number & 1)) * load(state + 8 * SLOT_BYTES)
+
+
+@njit(inline="always")
+def _lengths(state: int, rank: int, round_number: int) -> int:
+    base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + LENGTHS
+    return base + (round_number & 1) * 16 * load(state + 8 * SIZE)
+
+
+@njit(inline="always")
+def _publish(state: int, signature: int, count: int, needed: int) -> None:
+    rank = load(state + 8 * RANK)
+    current = load(state + 8 * ROUND) + 1
+    line = _line(state, rank, current)
+    store(line + SIGNATURE, signature)
+    store(line + COUNT, count)
+    store(line + NEEDED, needed)
+    store_release(line + FLAG, current)
+    fence()
+    if load(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS) != 0:
+        wake_all(line + FLAG)
+    store(state + 8 * PUBLISHED, 1)
+    store(state + 8 * WAIT_RANK, 0)
+
+
+@njit(inline="always")
+def _wait_for_all(state: int) -> int:
+    size = load(state + 8 * SIZE)
+    current = load(state + 8 * ROUND) + 1
+    spins = load(state + 8 * SPINS)
+    yields = load(state + 8 * YIELDS)
+    rank = load(state + 8 * WAIT_RANK)
+    while rank < size:
+        flag = _line(state, rank, current) + FLAG
+        if load_acquire(flag) < current:
+            tries = 0
+            while load_acquire(flag) < current:
+                if tries < spins:
+                    relax()
+                elif tries < spins + yields:
+                    yield_cpu()
+                else:
+                    store(state + 8 * WAIT_RANK, rank)
+                    return WAITING
+                tries += 1
+        rank += 1
+    store(state + 8 * WAIT_RANK, size)
+    return DONE
+
+
+@njit(inline="always")
+def _same_call(state: int, signature: int, count: int, check_count: bool) -> int:
+    current = load(state + 8 * ROUND) + 1
+    for rank in range(load(state + 8 * SIZE)):
+        line = _line(state, rank, current)
+        if load(line + SIGNATURE) != signature or (check_count and load(line + COUNT) != count):
+            store(state + 8 * WAIT_RANK, rank)
+            return MISMATCH
+    return DONE
+
+
+@njit(inline="always")
+def _finish_round(state: int) -> None:
+    store(state + 8 * ROUND, load(state + 8 * ROUND) + 1)
+    store(state + 8 * STEP, load(state + 8 * STEP) + 1)
+    store(state + 8 * PUBLISHED, 0)
+
+
+@njit(inline="always")
+def _finish_operation(state: int) -> int:
+    store(state + 8 * STEP, 0)
+    store(state + 8 * SEQUENCE, load(state + 8 * SEQUENCE) + 1)
+    return DONE
+
+
+@njit(cache=True, nogil=True)
+def barrier(state: int, signature: int) -> int:
+    """Nobody goes on before everybody has come."""
+    if load(state + 8 * PUBLISHED) == 0:
+        _publish(state, signature, 0, 0)
+    if _wait_for_all(state) != DONE:
+        return WAITING
+    if _same_call(state, signature, 0, True) != DONE:
+        return MISMATCH
+    _finish_round(state)
+    return _finish_operation(state)
+
+
+# --- moving data -----------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def exchange(state: int, signature: int, count: int, shared: bool) -> int:
+    """Move the pieces that state[PIECES] names: from each rank to each other, of any lengths.
+
+    With `shared` a rank's pieces are one and the same for all (broadcast, gather, all-gather), so it is written
+    once and may use the whole slot; otherwise each destination has its part of the slot. What a rank keeps for
+    itself is copied directly. Both sides of each pair compare the lengths before anything is read.
+    """
+    rank = load(state + 8 * RANK)
+    size = load(state + 8 * SIZE)
+    pieces = load(state + 8 * PIECES)
+    send_address, send_bytes = pieces, pieces + 8 * size
+    receive_address, receive_bytes = pieces + 16 * size, pieces + 24 * size
+    window = load(state + 8 * SLOT_BYTES)
+    if not shared:
+        window = (window // size) & ~(ALIGNMENT - 1)
+
+    while True:
+        step = load(state + 8 * STEP)
+        current = load(state + 8 * ROUND) + 1
+        offset = step * window
+        if load(state + 8 * PUBLISHED) == 0:
+            longest = 0
+            slot = _slot(state, rank, current)
+            written = False
+            for to in range(size):
+                nbytes = load(send_bytes + 8 * to)
+                if to == rank:
+                    continue
+                longest = max(longest, nbytes)
+                width = min(window, nbytes - offset)
+                if width > 0 and not (shared and written):
+                    target = slot if shared else slot + to * window
+                    copy_bytes(target, load(send_address + 8 * to) + offset, width)
+                    written = True
+            if step == 0:
+                lengths = _lengths(state, rank, current)
+                for other in range(size):
+                    store(lengths + 8 * other, load(send_bytes + 8 * other))
+                    store(lengths + 8 * (size + other), load(receive_bytes + 8 * other))
+            _publish(state, signature, count, (longest + window - 1) // window)
+        if _wait_for_all(state) != DONE:
+            return WAITING
+        if step == 0:
+            if _same_call(state, signature, 0, False) != DONE:
+                return MISMATCH
+            steps = 1
+            for other in range(size):
+                lengths = _lengths(state, other, current)
+                if (
+                    load(lengths + 8 * rank) != load(receive_bytes + 8 * other)
+                    or load(lengths + 8 * (size + rank)) != load(send_bytes + 8 * other)
+                ):
+                    store(state + 8 * WAIT_RANK, other)
+                    return MISMATCH
+                steps = max(steps, load(_line(state, other, current) + NEEDED))
+            store(state + 8 * STEPS, steps)
+            own = load(send_bytes + 8 * rank)
+            if own > 0 and load(send_address + 8 * rank) != load(receive_address + 8 * rank):
+                copy_bytes(load(receive_address + 8 * rank), load(send_address + 8 * rank), own)
+        for source in range(size):
+            width = min(window, load(receive_bytes + 8 * source) - offset)
+            if width > 0 and source != rank:
+                slot = _slot(state, source, current)
+                if not shared:
+                    slot += rank * window
+                copy_bytes(load(receive_address + 8 * source) + offset, slot, width)
+        _finish_round(state)
+        if step + 1 >= load(state + 8 * STEPS):
+            return _finish_operation(state)
+
+
+# --- reducing --------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def all_reduce(
+    state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int
+) -> int:
+    """Reduce `count` elements at `address` over all ranks; everybody gets the result in place.
+
+    What fits into a slot takes one round: everybody reads everybody's values. More than that is cut into
+    chunks, and each chunk into one slice for each rank, who reduces it for all; the slices of one chunk are
+    handed round in the same round as the next chunk's values, so a chunk costs one round as well.
+    """
+    nbytes = count * item_bytes
+    if nbytes <= load(state + 8 * SLOT_BYTES) and (nbytes <= 8192 or load(state + 8 * SIZE) <= 2):
+        return _all_reduce_at_once(state, signature, address, count, nbytes, fold, op)
+    return _all_reduce_in_slices(state, signature, address, count, item_bytes, fold, op)
+
+
+@njit(inline="always")
+def _all_reduce_at_once(
+    state: int, signature: int, address: int, count: int, nbytes: int, fold: int, op: int
+) -> int:
+    rank = load(state + 8 * RANK)
+    size = load(state + 8 * SIZE)
+    current = load(state + 8 * ROUND) + 1
+    if load(state + 8 * PUBLISHED) == 0:
+        copy_bytes(_slot(state, rank, current), address, nbytes)
+        _publish(state, signature, count, 1)
+    if _wait_for_all(state) != DONE:
+        return WAITING
+    if _same_call(state, signature, count, True) != DONE:
+        return MISMATCH
+    sources = load(state + 8 * SOURCES)
+    for source in range(size):
+        store(sources + 8 * source, _slot(state, source, current))
+    call_fold(fold, address, sources, size, count, op, load(state + 8 * SCRATCH))
+    _finish_round(state)
+    return _finish_operation(state)
+
+
+@njit(inline="always")
+def _slice_of(chunk_count: int, size: int, rank: int) -> tuple[int, int]:
+    """Start and length (elements) of a rank's slice of a chunk, in whole cache lines where possible."""
+    width = (chunk_count + size - 1) // size
+    width = (width + 15) & ~15
+    start = min(rank * width, chunk_count)
+    return start, min(width, chunk_count - start)
+
+
+@njit(inline="always")
+def _all_reduce_in_slices(
+    state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int
+) -> int:
+    rank = load(state + 8 * RANK)
+    size = load(state + 8 * SIZE)
+    # A slot holds a chunk's values for the others, and behind them this rank's finished slice.
+    slot_items = load(state + 8 * SLOT_BYTES) // item_bytes
+    chunk = max(size * 16, (slot_items * size // (size + 1) // (16 * size)) * 16 * size)
+    result_offset = chunk * item_bytes
+    chunks = (count + chunk - 1) // chunk
+    sources = load(state + 8 * SOURCES)
+
+    while True:
+        step = load(state + 8 * STEP)
+        current = load(state + 8 * ROUND) + 1
+        base = address + step * chunk * item_bytes
+        before = base - chunk * item_bytes
+        width = min(chunk, count - step * chunk)
+        if load(state + 8 * PUBLISHED) == 0:
+            slot = _slot(state, rank, current)
+            if step < chunks:
+                for to in range(size):
+                    start, length = _slice_of(width, size, to)
+                    if to != rank and length > 0:
+                        copy_bytes(slot + start * item_bytes, base + start * item_bytes, length * item_bytes)
+            if step > 0:
+                start, length = _slice_of(min(chunk, count - (step - 1) * chunk), size, rank)
+                if length > 0:
+                    copy_bytes(slot + result_offset, before + start * item_bytes, length * item_bytes)
+            _publish(state, signature, count, chunks)
+        if _wait_for_all(state) != DONE:
+            return WAITING
+        if step == 0 and _same_call(state, signature, count, True) != DONE:
+            return MISMATCH
+        if step > 0:
+            for source in range(size):
+                start, length = _slice_of(min(chunk, count - (step - 1) * chunk), size, source)
+                if source != rank and length > 0:
+                    copy_bytes(
+                        before + start * item_bytes,
+                        _slot(state, source, current) + result_offset,
+                        length * item_bytes,
+                    )
+        if step < chunks:
+            start, length = _slice_of(width, size, rank)
+            if length > 0:
+                for source in range(size):
+                    store(sources + 8 * source, _slot(state, source, current) + start * item_bytes)
+                store(sources + 8 * rank, base + start * item_bytes)
+                call_fold(
+                    fold, base + start * item_bytes, sources, size, length, op, load(state + 8 * SCRATCH)
+                )
+        _finish_round(state)
+        if step == chunks:
+            return _finish_operation(state)
+
+
+@njit(cache=True, nogil=True)
+def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: int) -> int:
+    """Reduce each rank's piece for that rank (reduce-scatter); a reduce is the case in which only the root's
+    piece is not empty.
+
+    In state[PIECES]: the address of what this rank contributes to each rank, and its bytes; the first receive
+    address says where this rank's own result goes. A piece must have the same length on every rank.
+    """
+    rank = load(state + 8 * RANK)
+    size = load(state + 8 * SIZE)
+    pieces = load(state + 8 * PIECES)
+    send_address, send_bytes = pieces, pieces + 8 * size
+    result = load(pieces + 16 * size)
+    total = 0
+    receivers = 0
+    for to in range(size):
+        total += load(send_bytes + 8 * to)
+        receivers += 1 if load(send_bytes + 8 * to) > 0 else 0
+    window = load(state + 8 * SLOT_BYTES) // max(receivers, 1)
+    window = max(window // (ALIGNMENT * item_bytes), 1) * ALIGNMENT * item_bytes
+    own = load(send_bytes + 8 * rank)
+    sources = load(state + 8 * SOURCES)
+
+    while True:
+        step = load(state + 8 * STEP)
+        current = load(state + 8 * ROUND) + 1
+        offset = step * window
+        if load(state + 8 * PUBLISHED) == 0:
+            longest = 0
+            place = _slot(state, rank, current)
+            for to in range(size):
+                nbytes = load(send_bytes + 8 * to)
+                longest = max(longest, nbytes)
+                width = min(window, nbytes - offset)
+                if width > 0 and to != rank:
+                    copy_bytes(place, load(send_address + 8 * to) + offset, width)
+                if nbytes > 0:
+                    place += window
+            if step == 0:
+                lengths = _lengths(state, rank, current)
+                for other in range(size):
+                    store(lengths + 8 * other, load(send_bytes + 8 * other))
+            store(state + 8 * STEPS, max(1, (longest + window - 1) // window))
+            _publish(state, signature, total // item_bytes, load(state + 8 * STEPS))
+        if _wait_for_all(state) != DONE:
+            return WAITING
+        if step == 0:
+            if _same_call(state, signature, total // item_bytes, True) != DONE:
+                return MISMATCH
+            for other in range(size):
+                for to in range(size):
+                    if load(_lengths(state, other, current) + 8 * to) != load(send_bytes + 8 * to):
+                        store(state + 8 * WAIT_RANK, other)
+                        return MISMATCH
+        width = min(window, own - offset)
+        if width > 0:
+            place = 0
+            for to in range(rank):
+                if load(send_bytes + 8 * to) > 0:
+                    place += window
+            for source in range(size):
+                store(sources + 8 * source, _slot(state, source, current) + place)
+            store(sources + 8 * rank, load(send_address + 8 * rank) + offset)
+            call_fold(
+                fold, result + offset, sources, size, width // item_bytes, op, load(state + 8 * SCRATCH)
+            )
+        _finish_round(state)
+        if step + 1 >= load(state + 8 * STEPS):
+            return _finish_operation(state)
+
+
+@njit(cache=True, nogil=True)
+def fold_now(fold: int, out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
+    """Call a fold on memory of this process."""
+    call_fold(fold, out, sources, n, count, op, scratch)
+
+
+# --- NumPy arrays, by their object -----------------------------------------------------------------
+#
+# Asking an array for its address from Python takes longer than a whole small all-reduce, so the kernel reads
+# it from the array object. The layout is NumPy's C interface (PyArrayObject_fields), which every compiled
+# extension that uses NumPy has built in; shm.py checks it once against what NumPy itself says.
+
+OBJECT_HEAD = object.__basicsize__
+_FLAGS = OBJECT_HEAD + 48
+_C_CONTIGUOUS = 0x0001
+_WRITEABLE = 0x0400
+
+
+@njit(cache=True, nogil=True)
+def array_is_plain(array_object: int) -> int:
+    """1 if the NumPy array whose id() this is, is C-contiguous and writeable, else 0."""
+    plain = _C_CONTIGUOUS | _WRITEABLE
+    return 1 if load(array_object + _FLAGS) & plain == plain else 0
+
+
+@njit(cache=True, nogil=True)
+def array_address(array_object: int) -> int:
+    """The data address of the NumPy array whose id() this is; 0 unless it is C-contiguous."""
+    if load(array_object + _FLAGS) & _C_CONTIGUOUS == 0:
+        return 0
+    return load(array_object + OBJECT_HEAD)
+
+
+@njit(cache=True, nogil=True)
+def all_reduce_array(
+    state: int, signature: int, array_object: int, count: int, item_bytes: int, fold: int, op: int
+) -> int:
+    """`all_reduce` of a NumPy array given by its id()."""
+    if array_is_plain(array_object) == 0:
+        return NOT_CONTIGUOUS
+    return all_reduce(state, signature, load(array_object + OBJECT_HEAD), count, item_bytes, fold, op)
+
+
+# --- sleeping --------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def flag_word(state: int, rank: int) -> int:
+    """The address of the flag of `rank` that this round waits for."""
+    return _line(state, rank, load(state + 8 * ROUND) + 1) + FLAG
+
+
+@njit(cache=True, nogil=True)
+def count_sleeper(state: int, rank: int, change: int) -> int:
+    """Announce (+1) or withdraw (-1) that this rank sleeps on the flags of `rank`; the flag as it is then.
+
+    Sequentially consistent, so that either the publisher sees the sleeper or the sleeper sees the flag.
+    """
+    fetch_add(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS, change)
+    fence()
+    return load_acquire(flag_word(state, rank))
+
+
+# --- looking at others, for errors -----------------------------------------------------------------
+
+
+@njit(inline="always")
+def _block(state: int, rank: int) -> int:
+    return load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
+
+
+@njit(cache=True, nogil=True)
+def flag_of(state: int, rank: int) -> int:
+    """The round that `rank` has published, as far as the current one is concerned."""
+    return load_acquire(flag_word(state, rank))
+
+
+@njit(cache=True, nogil=True)
+def header_of(state: int, rank: int) -> tuple[int, int]:
+    """Signature and count of the call that `rank` has published for the current round."""
+    line = _line(state, rank, load(state + 8 * ROUND) + 1)
+    return load(line + SIGNATURE), load(line + COUNT)
+
+
+@njit(cache=True, nogil=True)
+def lengths_of(state: int, rank: int) -> tuple[int, int]:
+    """How many bytes `rank` sends to this rank in the current round's operation, and expects from it."""
+    lengths = _lengths(state, rank, load(state + 8 * ROUND) + 1)
+    me = load(state + 8 * RANK)
+    return load(lengths + 8 * me), load(lengths + 8 * (load(state + 8 * SIZE) + me))
+
+
+@njit(cache=True, nogil=True)
+def get_status(state: int, rank: int) -> int:
+    """What `rank` says of itself."""
+    return load_acquire(_block(state, rank) + STATUS)
+
+
+@njit(cache=True, nogil=True)
+def set_status(state: int, rank: int, status: int) -> None:
+    """Say of this rank that it is present, has left or has failed, and wake those who wait for it."""
+    block = _block(state, rank)
+    store_release(block + STATUS, status)
+    fence()
+    if load(block + SLEEPERS) != 0:
+        wake_all(block + FLAG)
+        wake_all(block + LINE_BYTES + FLAG)

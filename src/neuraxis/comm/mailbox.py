@@ -1,0 +1,408 @@
+"""Point-to-point messages in shared memory: a byte ring for each ordered pair of ranks.
+
+A ring has one writer and one reader. `head` counts the bytes ever written and is stored by the writer alone,
+`tail` those ever read and is stored by the reader alone; each is released after the bytes were copied and
+acquired before the other side copies, so a ring needs no lock. A message is a header (tag, length, element
+type, number) and its bytes; it may be longer than the ring, and streams through it.
+
+`Endpoint` is this rank's end of all its rings: what is to be sent, what is to be received, and what has come
+before anybody asked for it. `progress` moves whatever can be moved now and never waits. Whoever waits calls
+it; while something is under way and nobody waits, a thread does.
+
+A rank that has nothing to do sleeps on its doorbell: a counter that every other rank increments when it has
+moved bytes in a ring that the two share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+import numpy as np
+from numba import njit
+
+from neuraxis.comm.atomics import (
+    copy_bytes,
+    fence,
+    fetch_add,
+    load,
+    load_acquire,
+    store_release,
+    wake_all,
+)
+from neuraxis.comm.backend import Request
+from neuraxis.comm.buffers import Buffer, address_of
+from neuraxis.comm.futex import sleep_on_word
+from neuraxis.comm.reduction import ElementType
+from neuraxis.errors import CollectiveMismatch, NeuraxisError
+
+__all__ = ["DOORBELL_BYTES", "RING_COUNTERS_BYTES", "Endpoint", "ring_bytes"]
+
+RING_COUNTERS_BYTES = 256  # head and tail, each on lines of its own
+_HEAD, _TAIL = 0, 128
+_HEADER_WORDS = 4
+_HEADER_BYTES = 8 * _HEADER_WORDS
+
+DOORBELL, DOORBELL_SLEEPERS = 0, 64  # within a rank's doorbell block
+DOORBELL_BYTES = 128
+
+
+def ring_bytes(size: int) -> int:
+    """The capacity of one ring: smaller where there are many pairs."""
+    return 65536 if size <= 8 else 16384
+
+
+@njit(cache=True, nogil=True)
+def _ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) -> int:
+    """Copy up to `nbytes` into the ring; how many went in."""
+    head = load(ring + _HEAD)
+    width = min(nbytes, capacity - (head - load_acquire(ring + _TAIL)))
+    if width <= 0:
+        return 0
+    start = head % capacity
+    first = min(width, capacity - start)
+    copy_bytes(data + start, source, first)
+    if width > first:
+        copy_bytes(data, source + first, width - first)
+    store_release(ring + _HEAD, head + width)
+    return width
+
+
+@njit(cache=True, nogil=True)
+def _ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> int:
+    """Copy up to `nbytes` out of the ring; how many came out."""
+    tail = load(ring + _TAIL)
+    width = min(nbytes, load_acquire(ring + _HEAD) - tail)
+    if width <= 0:
+        return 0
+    start = tail % capacity
+    first = min(width, capacity - start)
+    copy_bytes(target, data + start, first)
+    if width > first:
+        copy_bytes(target + first, data, width - first)
+    store_release(ring + _TAIL, tail + width)
+    return width
+
+
+@njit(cache=True, nogil=True)
+def _ring_doorbell(doorbell: int) -> None:
+    fetch_add(doorbell + DOORBELL, 1)
+    fence()
+    if load(doorbell + DOORBELL_SLEEPERS) != 0:
+        wake_all(doorbell + DOORBELL)
+
+
+@njit(cache=True, nogil=True)
+def _doorbell_count(doorbell: int, sleepers: int) -> int:
+    """Change the number of sleepers; how often the bell has rung."""
+    if sleepers != 0:
+        fetch_add(doorbell + DOORBELL_SLEEPERS, sleepers)
+        fence()
+    return load_acquire(doorbell + DOORBELL)
+
+
+class Rings(Protocol):
+    """Where the rings are."""
+
+    rank: int
+    size: int
+
+    def ring_counters(self, source: int, to: int) -> int: ...
+    def ring_data(self, source: int, to: int) -> int: ...
+    def doorbell(self, rank: int) -> int: ...
+
+
+class _Transfer(Request):
+    """A message to be sent or received."""
+
+    def __init__(self, endpoint: Endpoint, buffer: Buffer, peer: int | None, tag: int, what: str) -> None:
+        self.endpoint = endpoint
+        self.buffer = buffer
+        self.peer = peer
+        self.tag = tag
+        self.what = what
+        self.header = np.zeros(_HEADER_WORDS, np.int64)
+        self.header_done = 0
+        self.done = 0
+        self.finished = False
+        self.error: NeuraxisError | None = None
+
+    def test(self) -> bool:
+        self.endpoint.progress()
+        if self.error is not None:
+            raise self.error
+        return self.finished
+
+    def wait(self, timeout: float) -> None:
+        self.endpoint.wait(self, timeout)
+
+
+class _Incoming:
+    """The message at the reading end of one ring: its header so far, and where its bytes go."""
+
+    def __init__(self) -> None:
+        self.header = np.zeros(_HEADER_WORDS, np.int64)
+        self.header_done = 0
+        self.done = 0
+        self.transfer: _Transfer | None = None
+        self.stash: np.ndarray | None = None
+
+
+class Endpoint:
+    """This rank's end of all its rings.
+
+    `check` is called while waiting with the ranks that are waited for (None for any): it raises if they are
+    gone. `expire` raises the error for a deadline that has passed.
+    """
+
+    def __init__(
+        self,
+        rings: Rings,
+        capacity: int,
+        check: Callable[[str, int | None], None],
+        expire: Callable[[str, int | None, float], NoReturn],
+    ) -> None:
+        self._rings = rings
+        self._capacity = capacity
+        self._check = check
+        self._expire = expire
+        self._lock = threading.Lock()
+        self._sends: dict[int, deque[_Transfer]] = {}
+        self._receives: list[_Transfer] = []
+        self._incoming = {rank: _Incoming() for rank in range(rings.size) if rank != rings.rank}
+        self._unexpected: list[tuple[int, np.ndarray, np.ndarray]] = []  # source, header, bytes
+        self._sequence = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # --- what a caller does ---
+
+    def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
+        transfer = _Transfer(self, buffer, to, tag, "send")
+        with self._lock:
+            transfer.header[:] = (tag, buffer.nbytes, int(buffer.element), self._sequence)
+            self._sequence += 1
+            if to == self._rings.rank:
+                self._accept(to, transfer.header, buffer.bytes().copy())
+                transfer.finished = True
+            else:
+                self._sends.setdefault(to, deque()).append(transfer)
+        self.progress()
+        return transfer
+
+    def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
+        transfer = _Transfer(self, buffer, source, tag, "receive")
+        with self._lock:
+            for index, (sender, header, content) in enumerate(self._unexpected):
+                if _matches(transfer, sender, int(header[0])):
+                    del self._unexpected[index]
+                    if self._fits(transfer, sender, header):
+                        buffer.bytes()[:] = content
+                        self._finish_receive(transfer, sender)
+                    return transfer
+            self._receives.append(transfer)
+        self.progress()
+        return transfer
+
+    def progress(self) -> bool:
+        """Move whatever can be moved now; whether anything was."""
+        with self._lock:
+            if self._closed:
+                return False
+            moved = False
+            for to in list(self._sends):
+                moved |= self._push(to)
+            for source, incoming in self._incoming.items():
+                moved |= self._pull(source, incoming)
+            return moved
+
+    def wait(self, transfer: _Transfer, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        idle = 0
+        while not transfer.finished:
+            if transfer.error is not None:
+                raise transfer.error
+            if self.progress():
+                idle = 0
+                continue
+            idle += 1
+            if idle < 50:
+                continue
+            if not transfer.finished:
+                self._sleep()
+            if transfer.finished:
+                break
+            self._check(transfer.what, transfer.peer)
+            if time.monotonic() >= deadline:
+                self._forget(transfer)
+                self._expire(transfer.what, transfer.peer, timeout)
+        if transfer.error is not None:
+            raise transfer.error
+
+    def keep_going(self) -> None:
+        """Let a thread finish what is under way while nobody waits for it."""
+        with self._lock:
+            busy = any(self._sends.values()) or bool(self._receives)
+            if busy and self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="neuraxis-mailbox", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # --- how bytes move ---
+
+    def _run(self) -> None:
+        while True:
+            moved = self.progress()
+            with self._lock:
+                if self._closed or not (any(self._sends.values()) or self._receives):
+                    self._thread = None
+                    return
+            if not moved:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        """Sleep until the doorbell rings, or for a moment."""
+        doorbell = self._rings.doorbell(self._rings.rank)
+        seen = _doorbell_count(doorbell, 1)
+        try:
+            if not self.progress():
+                sleep_on_word(doorbell + DOORBELL, seen, 0.05)
+        finally:
+            _doorbell_count(doorbell, -1)
+
+    def _push(self, to: int) -> bool:
+        queue = self._sends[to]
+        ring = self._rings.ring_counters(self._rings.rank, to)
+        data = self._rings.ring_data(self._rings.rank, to)
+        moved = False
+        while queue:
+            transfer = queue[0]
+            if transfer.header_done < _HEADER_BYTES:
+                transfer.header_done += _ring_write(
+                    ring,
+                    data,
+                    self._capacity,
+                    address_of(transfer.header) + transfer.header_done,
+                    _HEADER_BYTES - transfer.header_done,
+                )
+                moved = True
+                if transfer.header_done < _HEADER_BYTES:
+                    break
+            written = _ring_write(
+                ring, data, self._capacity, transfer.buffer.address + transfer.done, transfer.buffer.nbytes - transfer.done
+            )
+            transfer.done += written
+            moved = moved or written > 0
+            if transfer.done < transfer.buffer.nbytes:
+                break
+            queue.popleft()
+            transfer.finished = True
+        if moved:
+            _ring_doorbell(self._rings.doorbell(to))
+        if not queue:
+            del self._sends[to]
+        return moved
+
+    def _pull(self, source: int, incoming: _Incoming) -> bool:
+        ring = self._rings.ring_counters(source, self._rings.rank)
+        data = self._rings.ring_data(source, self._rings.rank)
+        moved = False
+        while True:
+            if incoming.header_done < _HEADER_BYTES:
+                read = _ring_read(
+                    ring,
+                    data,
+                    self._capacity,
+                    address_of(incoming.header) + incoming.header_done,
+                    _HEADER_BYTES - incoming.header_done,
+                )
+                if read == 0:
+                    break
+                moved = True
+                incoming.header_done += read
+                if incoming.header_done < _HEADER_BYTES:
+                    break
+                self._begin(source, incoming)
+            nbytes = int(incoming.header[1])
+            target = incoming.transfer.buffer.address if incoming.transfer is not None else None
+            if target is None:
+                assert incoming.stash is not None
+                target = address_of(incoming.stash)
+            read = _ring_read(ring, data, self._capacity, target + incoming.done, nbytes - incoming.done)
+            incoming.done += read
+            moved = moved or read > 0
+            if incoming.done < nbytes:
+                break
+            self._end(source, incoming)
+        if moved:
+            _ring_doorbell(self._rings.doorbell(source))
+        return moved
+
+    def _begin(self, source: int, incoming: _Incoming) -> None:
+        """A header is complete: choose where the bytes go."""
+        for transfer in self._receives:
+            if _matches(transfer, source, int(incoming.header[0])):
+                self._receives.remove(transfer)
+                if self._fits(transfer, source, incoming.header):
+                    incoming.transfer = transfer
+                    return
+                break
+        incoming.stash = np.empty(int(incoming.header[1]), np.uint8)
+
+    def _end(self, source: int, incoming: _Incoming) -> None:
+        if incoming.transfer is not None:
+            self._finish_receive(incoming.transfer, source)
+        else:
+            assert incoming.stash is not None
+            self._accept(source, incoming.header.copy(), incoming.stash)
+        incoming.header_done = incoming.done = 0
+        incoming.transfer = incoming.stash = None
+
+    def _accept(self, source: int, header: np.ndarray, content: np.ndarray) -> None:
+        """A whole message is here that nobody had asked for when it began; somebody may have since."""
+        for transfer in self._receives:
+            if _matches(transfer, source, int(header[0])):
+                self._receives.remove(transfer)
+                if self._fits(transfer, source, header):
+                    transfer.buffer.bytes()[:] = content
+                    self._finish_receive(transfer, source)
+                return
+        self._unexpected.append((source, header, content))
+
+    def _fits(self, transfer: _Transfer, source: int, header: np.ndarray) -> bool:
+        nbytes, element = int(header[1]), int(header[2])
+        if nbytes == transfer.buffer.nbytes and element == int(transfer.buffer.element):
+            return True
+        mine = f"receive({transfer.buffer.element.label}[{transfer.buffer.count}], tag {transfer.tag})"
+        theirs = f"send({ElementType(element).label}, {nbytes} bytes, tag {int(header[0])})"
+        transfer.error = CollectiveMismatch(
+            f"rank {source} of the group called {theirs} while this rank called {mine}",
+            rank=source,
+            mine=mine,
+            theirs=theirs,
+        )
+        transfer.finished = True
+        return False
+
+    def _finish_receive(self, transfer: _Transfer, source: int) -> None:
+        transfer.source = source
+        transfer.finished = True
+
+    def _forget(self, transfer: _Transfer) -> None:
+        """Stop receiving into a buffer whose owner has given up."""
+        with self._lock:
+            if transfer in self._receives:
+                self._receives.remove(transfer)
+
+
+def _matches(transfer: _Transfer, source: int, tag: int) -> bool:
+    return transfer.peer in (None, source) and transfer.tag == tag

@@ -1,0 +1,106 @@
+"""What can be reduced: the operations, the element types, and which of them fit together."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from neuraxis.errors import InvalidType
+
+__all__ = ["ElementType", "ReduceOp", "check_reducible", "element_type_of"]
+
+
+class ReduceOp(enum.IntEnum):
+    """How values of several ranks become one. The names are those of `torch.distributed.ReduceOp`."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+
+
+class ElementType(enum.IntEnum):
+    """An element type by its number on the wire. Those up to COMPLEX128 have a compiled fold.
+
+    LONGDOUBLE and CLONGDOUBLE are reduced by NumPy; COMPLEX32 (torch's) is a pair of float16 and only added;
+    OPAQUE is anything that can be copied and not reduced (dates, records, float8).
+    """
+
+    BOOL = 0
+    INT8 = 1
+    INT16 = 2
+    INT32 = 3
+    INT64 = 4
+    UINT8 = 5
+    UINT16 = 6
+    UINT32 = 7
+    UINT64 = 8
+    FLOAT16 = 9
+    BFLOAT16 = 10
+    FLOAT32 = 11
+    FLOAT64 = 12
+    COMPLEX64 = 13
+    COMPLEX128 = 14
+    LONGDOUBLE = 15
+    CLONGDOUBLE = 16
+    COMPLEX32 = 17
+    OPAQUE = 18
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+_FLOATS = {ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32, ElementType.FLOAT64, ElementType.LONGDOUBLE}
+_COMPLEX = {ElementType.COMPLEX32, ElementType.COMPLEX64, ElementType.COMPLEX128, ElementType.CLONGDOUBLE}
+_BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
+
+_BY_NUMPY: dict[np.dtype, ElementType] = {
+    np.dtype(name): ElementType[name.upper()]
+    for name in (
+        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+    ).split()
+}
+if np.dtype(np.longdouble) not in _BY_NUMPY:  # where it is not just another name of float64
+    _BY_NUMPY[np.dtype(np.longdouble)] = ElementType.LONGDOUBLE
+    _BY_NUMPY[np.dtype(np.clongdouble)] = ElementType.CLONGDOUBLE
+for _same in (np.longlong, np.ulonglong, np.intc, np.uintc):  # distinct NumPy types of equal layout
+    _kind = "int" if np.dtype(_same).kind == "i" else "uint"
+    _BY_NUMPY.setdefault(np.dtype(_same), ElementType[f"{_kind}{np.dtype(_same).itemsize * 8}".upper()])
+
+
+def element_type_of(dtype: np.dtype) -> ElementType:
+    """The element type of a NumPy dtype; `ml_dtypes`' bfloat16 is known by its name."""
+    known = _BY_NUMPY.get(dtype)
+    if known is not None:
+        return known
+    if dtype.hasobject:
+        raise InvalidType(
+            f"arrays of dtype {dtype} hold Python objects, which cannot be shared between processes; "
+            "use the object forms (broadcast_object_list, all_gather_object, ...)"
+        )
+    if dtype.name == "bfloat16":
+        return ElementType.BFLOAT16
+    return ElementType.OPAQUE
+
+
+def check_reducible(element: ElementType, op: ReduceOp, what: str) -> None:
+    """Raise InvalidType unless values of this element type can be reduced by this operation."""
+    if element is ElementType.OPAQUE:
+        raise InvalidType(f"{what}: this dtype can be moved but not reduced")
+    bad = None
+    if op in _BITWISE and (element in _FLOATS or element in _COMPLEX):
+        bad = "bitwise operations need an integer or boolean dtype"
+    elif op in (ReduceOp.MIN, ReduceOp.MAX) and element in _COMPLEX:
+        bad = "complex numbers have no order"
+    elif op is ReduceOp.AVG and element is ElementType.BOOL:
+        bad = "booleans have no mean; convert to a float dtype first"
+    elif op is ReduceOp.PRODUCT and element is ElementType.COMPLEX32:
+        bad = "complex32 can be added only; convert to complex64 first"
+    if bad is not None:
+        raise InvalidType(f"{what}: {op.name} of {element.label} is not defined: {bad}")

@@ -1,0 +1,388 @@
+"""The backends gloo and nccl: torch's own engines, made safe and complete.
+
+The process group is made directly, beside whatever the program does with `torch.distributed` itself, over a store
+on a socket that we bind (torch alone would listen on every address of the host). What gloo lacks is added: an
+all-to-all, dtypes that it cannot reduce, buffers of other ranks left alone by `reduce`, a check that all ranks make
+the same call, and errors that name the rank that was lost.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from neuraxis.comm.agreement import Agreement
+from neuraxis.comm.backend import Backend, Exchange, Operation, Request
+from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.gathering import (
+    all_reduce_by_gathering,
+    reduce_by_gathering,
+    reduce_scatter_by_gathering,
+)
+from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.reduction import ElementType, ReduceOp
+from neuraxis.errors import BackendUnavailable, CollectiveTimeout, NeuraxisError, PeerLost
+
+__all__ = ["GlooBackend", "NcclBackend", "TorchBackend"]
+
+
+class _Hello(msgspec.Struct):
+    """What the ranks tell each other when a group is set up."""
+
+    host: str  # which machine, to know whose processes can be watched from here
+    pid: int
+    started: int
+    store_host: str = ""
+    store_port: int = 0
+
+
+class TorchBackend(Backend):
+    """Collectives by one of torch's process groups. `address` is one of this host's that the others can reach."""
+
+    # What the engine reduces itself; anything else is gathered and folded.
+    native: ClassVar[frozenset[ElementType]]
+    native_average: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        timeout: float,
+        address: str,
+        host_identity: str,
+        world_ranks: Sequence[int] | None = None,
+        check_calls: bool = True,
+    ) -> None:
+        self._torch = require_torch(self.name)
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self._address = address
+        self._host_identity = host_identity
+        self._world_ranks = list(world_ranks if world_ranks is not None else range(size))
+        self._check_calls = check_calls
+        self._store, hellos = self._open_store(exchange)
+        self._watch = ProcessWatch(
+            {
+                other: ProcessIdentity(hello.pid, hello.started)
+                for other, hello in enumerate(hellos)
+                if other != rank and hello.host == host_identity
+            }
+        )
+        self._group = self._make_group()
+        self._agreement = Agreement(rank, self._world_ranks, self._all_gather_words, check_calls)
+
+    def _open_store(self, exchange: Exchange) -> tuple[Any, list[_Hello]]:
+        dist = self._torch.distributed
+        me = identify_self()
+        hello = _Hello(self._host_identity, me.pid, me.started)
+        listener = None
+        if self.rank == 0:
+            listener = socket.create_server((self._address, 0), backlog=1024, family=_family(self._address))
+            hello.store_host, hello.store_port = listener.getsockname()[:2]
+        hellos = [msgspec.msgpack.decode(answer, type=_Hello) for answer in exchange(msgspec.msgpack.encode(hello))]
+        limit = timedelta(seconds=self.timeout)
+        host, port = hellos[0].store_host, hellos[0].store_port
+        # The store owns the descriptor from here on.
+        options = {"master_listen_fd": listener.detach()} if listener is not None else {}
+        store = dist.TCPStore(host, port, self.size, self.rank == 0, limit, wait_for_workers=False, **options)
+        return store, hellos
+
+    def _make_group(self) -> Any:
+        raise NotImplementedError
+
+    # --- the collectives ------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        self._agreement.check(Operation.BARRIER)
+        self._finish(Operation.BARRIER, lambda: self._group.barrier())
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        sends = [buffer.nbytes if self.rank == root else 0] * self.size
+        receives = [buffer.nbytes if rank == root else 0 for rank in range(self.size)]
+        self._agreement.check(Operation.BROADCAST, buffer, root=root, sends=sends, receives=receives)
+        options = self._torch.distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._finish(Operation.BROADCAST, lambda: self._group.broadcast([_bytes(buffer)], options))
+
+    def all_reduce(self, buffer: Buffer, op: ReduceOp) -> None:
+        self._agreement.check(Operation.ALL_REDUCE, buffer, op)
+        if buffer.element not in self.native:
+            all_reduce_by_gathering(self, buffer, op)
+            return
+        options = self._torch.distributed.AllreduceOptions()
+        options.reduceOp = self._native_op(op)
+        tensor = buffer.torch()
+        self._finish(Operation.ALL_REDUCE, lambda: self._group.allreduce([tensor], options))
+        self._divide(tensor, op)
+
+    def reduce(self, buffer: Buffer, op: ReduceOp, root: int) -> None:
+        self._agreement.check(Operation.REDUCE, buffer, op, root)
+        if buffer.element not in self.native:
+            reduce_by_gathering(self, buffer, op, root)
+            return
+        options = self._torch.distributed.ReduceOptions()
+        options.reduceOp, options.rootRank, options.rootTensor = self._native_op(op), root, 0
+        # gloo uses the other ranks' tensors as its scratch space.
+        tensor = buffer.torch() if self.rank == root else buffer.torch().clone()
+        self._finish(Operation.REDUCE, lambda: self._group.reduce([tensor], options))
+        if self.rank == root:
+            self._divide(tensor, op)
+
+    def gather(self, buffer: Buffer, outputs: Sequence[Buffer], root: int) -> None:
+        sends = [buffer.nbytes if rank == root else 0 for rank in range(self.size)]
+        receives = [output.nbytes for output in outputs] or [0] * self.size
+        self._agreement.check(Operation.GATHER, buffer, root=root, sends=sends, receives=receives)
+        nothing = Buffer(0, 0, buffer.item_bytes, buffer.element, None, None)
+        self._exchange(
+            Operation.GATHER,
+            outputs or [nothing] * self.size,
+            [buffer if rank == root else nothing for rank in range(self.size)],
+        )
+
+    def all_gather(self, outputs: Sequence[Buffer], buffer: Buffer) -> None:
+        sends, receives = [buffer.nbytes] * self.size, [output.nbytes for output in outputs]
+        self._agreement.check(Operation.ALL_GATHER, buffer, sends=sends, receives=receives)
+        self._exchange(Operation.ALL_GATHER, outputs, [buffer] * self.size)
+
+    def scatter(self, buffer: Buffer, inputs: Sequence[Buffer], root: int) -> None:
+        sends = [piece.nbytes for piece in inputs] or [0] * self.size
+        receives = [buffer.nbytes if rank == root else 0 for rank in range(self.size)]
+        self._agreement.check(Operation.SCATTER, buffer, root=root, sends=sends, receives=receives)
+        nothing = Buffer(0, 0, buffer.item_bytes, buffer.element, None, None)
+        self._exchange(
+            Operation.SCATTER,
+            [buffer if rank == root else nothing for rank in range(self.size)],
+            inputs or [nothing] * self.size,
+        )
+
+    def all_to_all(self, outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> None:
+        sends, receives = [piece.nbytes for piece in inputs], [piece.nbytes for piece in outputs]
+        self._agreement.check(Operation.ALL_TO_ALL, inputs[0], sends=sends, receives=receives)
+        self._exchange(Operation.ALL_TO_ALL, outputs, inputs)
+
+    def _exchange(self, operation: Operation, outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> None:
+        """Move each pair's bytes, of any lengths: gloo has this for one tensor only, and nothing for uneven lists."""
+        torch = self._torch
+        packed = torch.cat([_bytes(piece).to(self.device) for piece in inputs])
+        received = torch.empty(sum(piece.nbytes for piece in outputs), dtype=torch.uint8, device=self.device)
+        self._finish(
+            operation,
+            lambda: self._group.alltoall_base(
+                received,
+                packed,
+                [piece.nbytes for piece in outputs],
+                [piece.nbytes for piece in inputs],
+                torch.distributed.AllToAllOptions(),
+            ),
+        )
+        start = 0
+        for piece in outputs:
+            if piece.nbytes:
+                _bytes(piece).copy_(received[start : start + piece.nbytes])
+            start += piece.nbytes
+
+    def reduce_scatter(self, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp) -> None:
+        self._agreement.check(Operation.REDUCE_SCATTER, None, op, sends=[piece.nbytes for piece in inputs])
+        reduce_scatter_by_gathering(self, output, inputs, op)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
+        work = self._translated("send", lambda: self._group.send([_bytes(buffer)], to, tag))
+        return _TorchRequest(self, "send", work, to)
+
+    def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
+        if source is None:
+            work = self._translated("recv", lambda: self._group.recv_anysource([_bytes(buffer)], tag))
+        else:
+            work = self._translated("recv", lambda: self._group.recv([_bytes(buffer)], source, tag))
+        return _TorchRequest(self, "recv", work, source)
+
+    # --- groups and the end ---------------------------------------------------------------------
+
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> Backend:
+        return type(self)(
+            list(ranks).index(self.rank),
+            len(ranks),
+            exchange,
+            self.timeout,
+            self._address,
+            self._host_identity,
+            world_ranks,
+            self._check_calls,
+        )
+
+    def close(self) -> None:
+        self._watch.close()
+        self._group = None
+        self._store = None
+
+    # --- waiting, and what can go wrong ---------------------------------------------------------
+
+    def _finish(self, operation: Operation, start: Callable[[], Any]) -> None:
+        def run() -> None:
+            work = start()
+            work.wait(timedelta(seconds=self.timeout))
+
+        self._translated(operation.label, run)
+
+    def _translated(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except NeuraxisError:
+            raise
+        except RuntimeError as error:  # torch's own errors are RuntimeErrors
+            raise self._error(what, error) from error
+
+    def _error(self, what: str, error: RuntimeError) -> NeuraxisError:
+        text = str(error)
+        sequence = self._agreement.sequence
+        lowered = text.lower()
+        ended = self._watch.ended()
+        if ended:
+            rank, ending = next(iter(ended.items()))
+            world_rank = self._world_ranks[rank]
+            return PeerLost(
+                f"rank {world_rank} {ending}; noticed in {what}, operation {sequence}: {text}",
+                rank=world_rank,
+                exit_code=ending.exit_code,
+                signal=ending.signal,
+                operation=what,
+                sequence=sequence,
+            )
+        if "timed out" in lowered or "timeout" in lowered:
+            return CollectiveTimeout(
+                f"not all ranks arrived within {self.timeout:g} s in {what}, operation {sequence}: {text}",
+                operation=what,
+                sequence=sequence,
+            )
+        return PeerLost(
+            f"a rank was lost in {what}, operation {sequence}: {text}", operation=what, sequence=sequence
+        )
+
+    def _all_gather_words(self, words: np.ndarray) -> np.ndarray:
+        torch = self._torch
+        mine = torch.from_numpy(words).to(self.device)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+
+        def run() -> None:
+            self._group.allgather([rows], [mine]).wait(timedelta(seconds=self.timeout))
+
+        self._translated("the comparison of calls", run)
+        everybody: np.ndarray = torch.stack(rows).cpu().numpy()
+        return everybody
+
+    def _native_op(self, op: ReduceOp) -> Any:
+        if op is ReduceOp.AVG and not self.native_average:
+            op = ReduceOp.SUM
+        return getattr(self._torch.distributed.ReduceOp, op.name)
+
+    def _divide(self, tensor: Any, op: ReduceOp) -> None:
+        if op is ReduceOp.AVG and not self.native_average:
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.div_(self.size)
+            else:
+                tensor.copy_(self._torch.div(tensor, self.size, rounding_mode="trunc"))
+
+
+class GlooBackend(TorchBackend):
+    """Collectives over TCP by gloo, between any hosts."""
+
+    name: ClassVar[str] = "gloo"
+    native: ClassVar[frozenset[ElementType]] = frozenset(
+        {
+            ElementType.INT8,
+            ElementType.UINT8,
+            ElementType.INT32,
+            ElementType.INT64,
+            ElementType.FLOAT32,
+            ElementType.FLOAT64,
+        }
+    )
+
+    def _make_group(self) -> Any:
+        group = self._torch.distributed.ProcessGroupGloo
+        options = group._Options()
+        options._timeout = timedelta(seconds=self.timeout)
+        options._devices = [group.create_device(hostname=self._address)]
+        return self._translated("set-up", lambda: group(self._store, self.rank, self.size, options))
+
+
+class NcclBackend(TorchBackend):
+    """Collectives between GPUs by NCCL; each rank needs one of its own."""
+
+    name: ClassVar[str] = "nccl"
+    native_average: ClassVar[bool] = True
+    native: ClassVar[frozenset[ElementType]] = GlooBackend.native | {ElementType.FLOAT16, ElementType.BFLOAT16}
+
+    def _make_group(self) -> Any:
+        torch = self._torch
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.device = str(device)
+        group = torch.distributed.ProcessGroupNCCL
+        options = group.Options()
+        options._timeout = timedelta(seconds=self.timeout)
+        return group(self._store, self.rank, self.size, options)
+
+    def _finish(self, operation: Operation, start: Callable[[], Any]) -> None:
+        super()._finish(operation, start)
+        self._torch.cuda.synchronize()  # the caller may read the result from any stream, or from the CPU
+
+
+class _TorchRequest(Request):
+    """A message under way in torch's hands."""
+
+    def __init__(self, backend: TorchBackend, what: str, work: Any, peer: int | None) -> None:
+        self._backend = backend
+        self._what = what
+        self._work = work
+        self._peer = peer
+
+    def test(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, timeout: float) -> None:
+        self._backend._translated(self._what, lambda: self._work.wait(timedelta(seconds=timeout)))
+        self.source = self._work._source_rank() if self._peer is None else self._peer
+
+
+def require_torch(backend: str) -> Any:
+    """torch, or BackendUnavailable with the line that installs it."""
+    if importlib.util.find_spec("torch") is None:
+        raise BackendUnavailable(backend, "torch is not installed", "pip install 'neuraxis[torch]'")
+    import torch
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise BackendUnavailable(backend, "this torch was built without torch.distributed")
+    if backend == "gloo" and not torch.distributed.is_gloo_available():
+        raise BackendUnavailable(backend, "this torch was built without gloo")
+    if backend == "nccl":
+        if not torch.distributed.is_nccl_available():
+            raise BackendUnavailable(
+                backend, "this torch was built without NCCL", "Install a CUDA build of torch, or use backend='auto'"
+            )
+        if not torch.cuda.is_available():
+            raise BackendUnavailable(backend, "no CUDA device can be used here", "Use backend='auto'")
+    return torch
+
+
+def _bytes(buffer: Buffer) -> Any:
+    """A buffer's memory as a flat tensor of bytes: what is only moved needs no type."""
+    import torch
+
+    if buffer.nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return buffer.torch().view(torch.uint8)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

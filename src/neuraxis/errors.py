@@ -1,0 +1,177 @@
+"""Every error a user can meet, in one tree.
+
+Each error also inherits the built-in it is a case of, so that code which knows nothing of neuraxis can
+still catch it (`except TimeoutError`, `except ConnectionError`). An error says what happened, where, and
+what to do next; what a program may want to act on is an attribute, not only a word in the text.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyInitialized",
+    "BackendUnavailable",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "CommunicatorClosed",
+    "ForkedProcess",
+    "InvalidArgument",
+    "InvalidType",
+    "LaunchError",
+    "LaunchTimeout",
+    "NeuraxisError",
+    "NotInitialized",
+    "NotSerializable",
+    "PeerLost",
+    "RankFailed",
+    "RendezvousError",
+    "RendezvousTimeout",
+]
+
+
+class NeuraxisError(Exception):
+    """The root of every error that neuraxis raises on purpose."""
+
+
+# --- you asked for something that cannot be ---------------------------------------------------------
+
+
+class InvalidArgument(NeuraxisError, ValueError):
+    """An argument has a value that the call cannot take; the text names the argument and the value."""
+
+
+class InvalidType(NeuraxisError, TypeError):
+    """An argument is of a type (or dtype) that the call cannot take."""
+
+
+class NotSerializable(NeuraxisError, TypeError):
+    """An object cannot travel without pickle, and pickle was not allowed."""
+
+
+class BackendUnavailable(NeuraxisError, RuntimeError):
+    """A backend cannot be used here. `backend` names it, `reason` says why, `remedy` what to do."""
+
+    def __init__(self, backend: str, reason: str, remedy: str = "") -> None:
+        self.backend = backend
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"backend {backend!r} cannot be used here: {reason}" + (f". {remedy}" if remedy else ""))
+
+
+# --- the order of calls -----------------------------------------------------------------------------
+
+
+class NotInitialized(NeuraxisError, RuntimeError):
+    """A call needs a distributed context and there is none (not yet, or no longer)."""
+
+
+class AlreadyInitialized(NeuraxisError, RuntimeError):
+    """A second context was started while one is alive in this process."""
+
+
+class CommunicatorClosed(NeuraxisError, RuntimeError):
+    """A group or context was used after it was shut down."""
+
+
+class ForkedProcess(NeuraxisError, RuntimeError):
+    """A forked child used what belongs to its parent: it holds the parent's rank, not one of its own."""
+
+
+# --- the others -------------------------------------------------------------------------------------
+
+
+class RendezvousError(NeuraxisError, ConnectionError):
+    """The ranks could not find each other. `missing` lists the ranks that did not arrive, where known."""
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        self.missing = missing
+        super().__init__(message)
+
+
+class RendezvousTimeout(RendezvousError, TimeoutError):
+    """Not every rank had arrived when the time was up; `missing` names them."""
+
+
+class PeerLost(NeuraxisError, ConnectionError):
+    """A rank died, left or stopped answering while others needed it.
+
+    Attributes:
+        rank: the lost rank (in the world, not in the group); -1 if the transport does not say.
+        exit_code: its exit code, or None if it was killed or the code is not known.
+        signal: the signal number that killed it, or None.
+        operation: the operation in which this rank noticed, e.g. "all_reduce".
+        sequence: the number of that operation in its group, from 0.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        operation: str = "",
+        sequence: int = -1,
+    ) -> None:
+        self.rank = rank
+        self.exit_code = exit_code
+        self.signal = signal
+        self.operation = operation
+        self.sequence = sequence
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_peer_lost, (type(self), str(self), self.__dict__))
+
+
+def _rebuild_peer_lost(kind: type[PeerLost], message: str, fields: dict[str, object]) -> PeerLost:
+    error = kind(message)
+    error.__dict__.update(fields)
+    return error
+
+
+class CollectiveTimeout(PeerLost, TimeoutError):
+    """A rank is alive but did not arrive before the call's deadline (stopped, stuck, or elsewhere)."""
+
+
+class CollectiveMismatch(NeuraxisError, ValueError):
+    """Two ranks made different calls at the same place. `mine` and `theirs` describe both, `rank` is the other."""
+
+    def __init__(self, message: str, *, rank: int = -1, mine: str = "", theirs: str = "") -> None:
+        self.rank = rank
+        self.mine = mine
+        self.theirs = theirs
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_mismatch, (str(self), self.rank, self.mine, self.theirs))
+
+
+def _rebuild_mismatch(message: str, rank: int, mine: str, theirs: str) -> CollectiveMismatch:
+    return CollectiveMismatch(message, rank=rank, mine=mine, theirs=theirs)
+
+
+# --- the launcher -----------------------------------------------------------------------------------
+
+
+class LaunchError(NeuraxisError, RuntimeError):
+    """Processes could not be started."""
+
+
+class LaunchTimeout(LaunchError, TimeoutError):
+    """Not every rank had returned when the time was up; `ranks` names those that were still running."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        self.ranks = ranks
+        super().__init__(message)
+
+
+class RankFailed(NeuraxisError, RuntimeError):
+    """A launched rank died without an exception of its own (signal, `os._exit`, unpicklable result)."""
+
+    def __init__(
+        self, message: str, *, rank: int = -1, exit_code: int | None = None, signal: int | None = None
+    ) -> None:
+        self.rank = rank
+        self.exit_code = exit_code
+        self.signal = signal
+        super().__init__(message)
