@@ -1,9 +1,9 @@
 """The flat facade: distributed computing under the names that `torch.distributed` and its tutorials use.
 
-    import neuraxis.distributed as dist
+import neuraxis.distributed as dist
 
-    with dist.DistributedContext():
-        dist.all_reduce(array)
+with dist.DistributedContext():
+    dist.all_reduce(array)
 """
 
 from __future__ import annotations

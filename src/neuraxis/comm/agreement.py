@@ -19,7 +19,8 @@ from neuraxis.errors import CollectiveMismatch
 __all__ = ["Agreement"]
 
 _CALL_WORDS = 5  # operation, element, reduction, root, count
-_REDUCING = (Operation.REDUCE, Operation.ALL_REDUCE, Operation.REDUCE_SCATTER)
+# Those in which the whole call is the same on every rank; in the others each pair has lengths of its own.
+_UNIFORM = (Operation.BARRIER, Operation.REDUCE, Operation.ALL_REDUCE, Operation.REDUCE_SCATTER)
 
 AllGatherWords = Callable[[np.ndarray], np.ndarray]
 """Hands in this rank's int64 words; everybody's, one row a rank."""
@@ -57,13 +58,15 @@ class Agreement:
         words[_CALL_WORDS + size : _CALL_WORDS + size + len(receives)] = receives
         everybody = self._all_gather_words(words)
         for rank, theirs in enumerate(everybody):
-            if not self._agree(words, theirs, rank, operation in _REDUCING):
+            if not self._agree(words, theirs, rank, operation in _UNIFORM):
                 raise self._mismatch(rank, words, theirs)
 
-    def _agree(self, mine: np.ndarray, theirs: np.ndarray, rank: int, reducing: bool) -> bool:
+    def _agree(self, mine: np.ndarray, theirs: np.ndarray, rank: int, uniform: bool) -> bool:
         size = len(self._world_ranks)
-        if reducing:
+        if uniform:
             return bool((mine == theirs).all())
+        if mine[0] == Operation.BROADCAST and mine[4] != theirs[4]:
+            return False
         sends, receives = slice(_CALL_WORDS, _CALL_WORDS + size), slice(_CALL_WORDS + size, None)
         return bool(
             (mine[:4] == theirs[:4]).all()

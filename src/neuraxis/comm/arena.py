@@ -16,15 +16,17 @@ import secrets
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from neuraxis.errors import BackendUnavailable, RendezvousError
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows: a file that is open cannot be removed there, which serves the same end
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 __all__ = ["Segment", "segment_folder", "sweep"]
 

@@ -164,9 +164,7 @@ def pointer_to(typingctx: Any, address: Any, prototype: Any) -> Any:
 
 
 @intrinsic
-def call_fold(
-    typingctx: Any, function: Any, out: Any, sources: Any, n: Any, count: Any, op: Any, scratch: Any
-) -> Any:
+def call_fold(typingctx: Any, function: Any, out: Any, sources: Any, n: Any, count: Any, op: Any, scratch: Any) -> Any:
     """Call the C function at address `function`: `void fold(out, sources, n, count, op, scratch)`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -206,7 +204,8 @@ _EVERYBODY = 2**31 - 1
 
 if FUTEX:
     _syscall = types.ExternalFunction(
-        "syscall", types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
+        "syscall",
+        types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64),
     )
 
     @njit(inline="always")

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ElementType, ReduceOp
+from neuraxis.errors import NeuraxisError
 
 __all__ = ["Backend", "Exchange", "Operation", "Request", "describe_call"]
 
@@ -119,6 +120,9 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything. Never waits for others and never raises because of them."""
+
+    def interrupt(self, error: NeuraxisError) -> None:
+        """Make a call that waits in another thread raise `error` soon, where the backend can."""
 
     def abandon(self) -> None:
         """Called in a forked child: forget what belongs to the parent, without touching it."""

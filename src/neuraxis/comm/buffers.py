@@ -56,7 +56,8 @@ class Buffer:
         """The memory as a flat array of bytes that shares it."""
         if self.nbytes == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer((ctypes.c_char * self.nbytes).from_address(self.address), np.uint8)
+        memory = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        return np.frombuffer(memoryview(memory), np.uint8)
 
     def numpy(self) -> np.ndarray:
         """The memory as a flat NumPy array of its elements (bfloat16 as uint16, what NumPy lacks as bytes)."""
@@ -113,7 +114,12 @@ def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) ->
         torch = sys.modules["torch"]
         on_device = torch.from_numpy(memory).to(device)
         return Buffer(
-            on_device.data_ptr(), memory.size, dtype.itemsize, element, on_device, value if origin is None else origin
+            on_device.data_ptr(),
+            memory.size,
+            dtype.itemsize,
+            element,
+            on_device,
+            value if origin is None else origin,
         )
     return Buffer(address_of(memory), memory.size, dtype.itemsize, element, memory, origin)
 
@@ -129,7 +135,12 @@ def _buffer_of_tensor(torch: Any, value: Any, what: str, device: str) -> Buffer:
         if memory.data_ptr() == value.data_ptr() and memory.numel() > 0:  # nothing above made a copy
             memory = memory.clone(memory_format=torch.contiguous_format)
     return Buffer(
-        memory.data_ptr(), memory.numel(), memory.element_size(), _torch_element(torch, value.dtype), memory, origin
+        memory.data_ptr(),
+        memory.numel(),
+        memory.element_size(),
+        _torch_element(torch, value.dtype),
+        memory,
+        origin,
     )
 
 

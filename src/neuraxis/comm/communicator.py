@@ -67,22 +67,10 @@ class Communicator:
 
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False) -> Work | None:
         """Reduce `tensor` over all ranks; every rank gets the result, in place."""
-        short_way = self._short_way
-        if short_way is not None and type(tensor) is np.ndarray and not async_op and type(op) is ReduceOp:
-            # A small all-reduce takes about a microsecond, so it must not pass through the general machinery.
-            if self._lock.acquire(False):
-                try:
-                    if short_way.all_reduce_array(tensor, op):
-                        return None
-                except NeuraxisError as error:
-                    if not isinstance(error, InvalidType):
-                        self._fail(error)
-                    raise
-                except KeyboardInterrupt as error:
-                    self._fail(error)
-                    raise
-                finally:
-                    self._lock.release()
+        # A small all-reduce takes about a microsecond, so it must not pass through the general machinery.
+        if self._short_way is not None and type(tensor) is np.ndarray and not async_op and type(op) is ReduceOp:
+            if self._all_reduce_the_short_way(tensor, op):
+                return None
         op = _reduce_op(op)
         buffer = self._buffer(tensor, "tensor", writes=True)
         check_reducible(buffer.element, op, "all_reduce")
@@ -136,7 +124,10 @@ class Communicator:
         buffer = self._buffer(tensor, "tensor", writes=False)
         outputs = self._root_list("gather_list", gather_list, root, buffer, writes=True)
         return self._call(
-            "gather", lambda backend: backend.gather(buffer, outputs, root), written=outputs, async_op=async_op
+            "gather",
+            lambda backend: backend.gather(buffer, outputs, root),
+            written=outputs,
+            async_op=async_op,
         )
 
     def all_gather(self, tensor_list: Sequence[Any], tensor: Any, async_op: bool = False) -> Work | None:
@@ -144,7 +135,10 @@ class Communicator:
         buffer = self._buffer(tensor, "tensor", writes=False)
         outputs = self._list("tensor_list", tensor_list, buffer, writes=True)
         return self._call(
-            "all_gather", lambda backend: backend.all_gather(outputs, buffer), written=outputs, async_op=async_op
+            "all_gather",
+            lambda backend: backend.all_gather(outputs, buffer),
+            written=outputs,
+            async_op=async_op,
         )
 
     def scatter(
@@ -160,7 +154,10 @@ class Communicator:
         buffer = self._buffer(tensor, "tensor", writes=True)
         inputs = self._root_list("scatter_list", scatter_list, root, buffer, writes=False)
         return self._call(
-            "scatter", lambda backend: backend.scatter(buffer, inputs, root), written=[buffer], async_op=async_op
+            "scatter",
+            lambda backend: backend.scatter(buffer, inputs, root),
+            written=[buffer],
+            async_op=async_op,
         )
 
     def all_to_all(
@@ -171,7 +168,10 @@ class Communicator:
         outputs = self._list("output_tensor_list", output_tensor_list, inputs[0], writes=True)
         self._list_dtypes("input_tensor_list", inputs, inputs[0])
         return self._call(
-            "all_to_all", lambda backend: backend.all_to_all(outputs, inputs), written=outputs, async_op=async_op
+            "all_to_all",
+            lambda backend: backend.all_to_all(outputs, inputs),
+            written=outputs,
+            async_op=async_op,
         )
 
     def reduce_scatter(
@@ -202,7 +202,10 @@ class Communicator:
         buffer = self._buffer(input_tensor, "input_tensor", writes=False)
         outputs = self._equal_parts("output_tensor", whole, buffer)
         return self._call(
-            "all_gather", lambda backend: backend.all_gather(outputs, buffer), written=[whole], async_op=async_op
+            "all_gather",
+            lambda backend: backend.all_gather(outputs, buffer),
+            written=[whole],
+            async_op=async_op,
         )
 
     def reduce_scatter_tensor(
@@ -244,15 +247,11 @@ class Communicator:
 
     # --- messages between two ranks -------------------------------------------------------------
 
-    def isend(
-        self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None
-    ) -> Work:
+    def isend(self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None) -> Work:
         """Start to send `tensor` to rank `dst`."""
         return self._keep_going(self._start_send(tensor, dst, tag, group_dst))
 
-    def irecv(
-        self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None
-    ) -> Work:
+    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> Work:
         """Start to receive `tensor` from rank `src`, or from any rank."""
         return self._keep_going(self._start_receive(tensor, src, tag, group_src))
 
@@ -260,9 +259,7 @@ class Communicator:
         """Send `tensor` to rank `dst`."""
         self._start_send(tensor, dst, tag, group_dst).wait()
 
-    def recv(
-        self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None
-    ) -> int:
+    def recv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> int:
         """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from."""
         work = self._start_receive(tensor, src, tag, group_src)
         work.wait()
@@ -359,9 +356,7 @@ class Communicator:
 
     # --- groups ---------------------------------------------------------------------------------
 
-    def new_group(
-        self, ranks: Iterable[int] | None = None, timeout: float | None = None
-    ) -> Communicator | NonMember:
+    def new_group(self, ranks: Iterable[int] | None = None, timeout: float | None = None) -> Communicator | NonMember:
         """A group of some of this group's ranks (given as world ranks; in ascending order).
 
         Every rank of this group makes this call with the same ranks; those outside get a `NonMember` and go on.
@@ -379,9 +374,7 @@ class Communicator:
         if self.ranks[self.rank] not in members:
             return NonMember(members, self.ranks[self.rank])
         group_ranks = [self._group_rank[rank] for rank in members]
-        backend = self._guarded(
-            lambda backend: backend.split(group_ranks, self._exchange_among(group_ranks), members)
-        )
+        backend = self._guarded(lambda backend: backend.split(group_ranks, self._exchange_among(group_ranks), members))
         return Communicator(backend, members, timeout or self.timeout, name, self.allow_pickle)
 
     def _members(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
@@ -433,6 +426,15 @@ class Communicator:
             self._runner.stop()
         backend.close()
 
+    def abort(self) -> None:
+        """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed."""
+        error = CommunicatorClosed(f"{self.name} was aborted")
+        if self._backend is not None:
+            self._backend.interrupt(error)
+        if self._runner is not None:
+            self._runner.drop(error)
+        self.destroy()
+
     def abandon(self, error: NeuraxisError) -> None:
         """Forget, in a forked child, what is the parent's; later calls raise `error`."""
         self._short_way = None
@@ -447,6 +449,20 @@ class Communicator:
         return self._error is not None
 
     # --- how a call is made ---------------------------------------------------------------------
+
+    def _all_reduce_the_short_way(self, array: np.ndarray, op: ReduceOp) -> bool:
+        """All-reduce a plain NumPy array at once; False if it has to go the long way."""
+        if not self._lock.acquire(False):
+            return False
+        try:
+            return bool(self._short_way.all_reduce_array(array, op))
+        except InvalidType:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._lock.release()
 
     def _call(
         self,
@@ -463,7 +479,8 @@ class Communicator:
             for buffer in written:
                 buffer.write_back()
 
-        if not async_op and (self._runner is None or not self._runner.busy):
+        runner = self._runner
+        if not async_op and (runner is None or not runner.busy or runner.owns_this_thread()):
             run()
             return None
         self._usable_backend()

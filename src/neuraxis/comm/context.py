@@ -109,8 +109,8 @@ class DistributedContext:
         global _current
         if _forked_from is not None:
             raise ForkedProcess(
-                f"this process was forked from process {_forked_from}, which has a distributed context, and cannot have "
-                "one of its own: start processes with neuraxis.launch.run, or multiprocessing's 'spawn' method"
+                f"this process was forked from process {_forked_from}, which has a distributed context, and cannot "
+                "have one of its own: start processes with neuraxis.launch.run, or multiprocessing's 'spawn' method"
             )
         if self._state == "open":
             raise AlreadyInitialized("this context is initialized already")
@@ -122,9 +122,7 @@ class DistributedContext:
             )
         launch = self._launch()
         backend = self._connect(launch)
-        self._world = Communicator(
-            backend, range(backend.size), self.timeout, "world", allow_pickle=self.allow_pickle
-        )
+        self._world = Communicator(backend, range(backend.size), self.timeout, "world", allow_pickle=self.allow_pickle)
         self._state = "open"
         _current = self
         return self
@@ -244,7 +242,9 @@ class DistributedContext:
         if backend == "shm":
             if not one_host:
                 hosts = ", ".join(f"rank {rank} on {r.host.split('/')[0]}" for rank, r in enumerate(ranks))
-                raise BackendUnavailable("shm", f"the ranks are on several hosts ({hosts})", "Use backend='auto' or 'gloo'")
+                raise BackendUnavailable(
+                    "shm", f"the ranks are on several hosts ({hosts})", "Use backend='auto' or 'gloo'"
+                )
             from neuraxis.comm.shm import ShmBackend
 
             return ShmBackend(launch.rank, launch.world_size, rendezvous.exchange, self.timeout)
@@ -279,8 +279,8 @@ class DistributedContext:
             return backend
         if (backend.rank, backend.size) != (launch.rank, launch.world_size):
             raise InvalidArgument(
-                f"MPI says rank {backend.rank} of {backend.size}, but rank {launch.rank} of {launch.world_size} was asked "
-                "for: start the ranks with mpirun, and leave rank and world_size out"
+                f"MPI says rank {backend.rank} of {backend.size}, but rank {launch.rank} of {launch.world_size} was "
+                "asked for: start the ranks with mpirun, and leave rank and world_size out"
             )
         return backend
 

@@ -48,15 +48,13 @@ def half_to_float(half: int) -> float:
 
 
 @njit(inline="always")
-def float_to_half(value: float) -> int:
+def float_to_half(value: float) -> Any:
     """float32 to IEEE binary16 bits, rounded to nearest even."""
     bits = float32_to_bits(value)
     sign = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000))
     magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
     # Subnormal halves: adding 0.5 lets the float adder align and round the fraction for us.
-    small = np.uint32(
-        float32_to_bits(bits_to_float32(magnitude) + np.float32(0.5)) - np.uint32(0x3F000000)
-    )
+    small = np.uint32(float32_to_bits(bits_to_float32(magnitude) + np.float32(0.5)) - np.uint32(0x3F000000))
     odd = np.uint32((magnitude >> np.uint32(13)) & np.uint32(1))
     normal = np.uint32((magnitude - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13))
     half = small if magnitude < np.uint32(0x38800000) else normal
@@ -72,7 +70,7 @@ def bfloat_to_float(bfloat: int) -> float:
 
 
 @njit(inline="always")
-def float_to_bfloat(value: float) -> int:
+def float_to_bfloat(value: float) -> Any:
     """float32 to bfloat16 bits, rounded to nearest even; NaN stays NaN."""
     bits = float32_to_bits(value)
     rounded = np.uint32((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
@@ -86,11 +84,11 @@ def _ordered(accumulator: Any, value: Any, op: int) -> None:
     if op == _MIN:
         for i in range(accumulator.size):
             a, b = accumulator[i], value[i]
-            accumulator[i] = a if (a < b or a != a) else b  # noqa: PLR0124  (a != a: NaN is handed on)
+            accumulator[i] = a if (a < b or a != a) else b
     elif op == _MAX:
         for i in range(accumulator.size):
             a, b = accumulator[i], value[i]
-            accumulator[i] = a if (a > b or a != a) else b  # noqa: PLR0124
+            accumulator[i] = a if (a > b or a != a) else b
 
 
 @njit(inline="always")

@@ -222,28 +222,44 @@ def all_to_all_single(
 
 
 def send(
-    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    tensor: Any,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
 ) -> None:
     """Send `tensor` to rank `dst`."""
     _group(group).send(tensor, dst, tag, group_dst)
 
 
 def recv(
-    tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> int:
     """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from."""
     return _group(group).recv(tensor, src, tag, group_src)  # type: ignore[no-any-return]
 
 
 def isend(
-    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, group_dst: int | None = None
+    tensor: Any,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
 ) -> Work:
     """Start to send `tensor` to rank `dst`."""
     return _group(group).isend(tensor, dst, tag, group_dst)  # type: ignore[no-any-return]
 
 
 def irecv(
-    tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0, group_src: int | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> Work:
     """Start to receive `tensor` from rank `src`, or from any rank."""
     return _group(group).irecv(tensor, src, tag, group_src)  # type: ignore[no-any-return]

@@ -32,9 +32,7 @@ def reduce_by_gathering(backend: Backend, buffer: Buffer, op: ReduceOp, root: in
         _fold(rows, buffer, op)
 
 
-def reduce_scatter_by_gathering(
-    backend: Backend, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp
-) -> None:
+def reduce_scatter_by_gathering(backend: Backend, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp) -> None:
     rows = _rows(backend.size, output)
     backend.all_to_all(rows, inputs)
     _fold(rows, output, op)
@@ -64,7 +62,13 @@ def _fold(rows: Sequence[Buffer], out: Buffer, op: ReduceOp) -> None:
     sources = np.array([row.address for row in rows], np.int64)
     scratch = np.empty(TILE_BYTES, np.uint8)
     kernels.fold_now(
-        fold_address(element), out.address, address_of(sources), len(rows), count, int(op), address_of(scratch)
+        fold_address(element),
+        out.address,
+        address_of(sources),
+        len(rows),
+        count,
+        int(op),
+        address_of(scratch),
     )
 
 

@@ -182,12 +182,13 @@ def barrier(state: int, signature: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def exchange(state: int, signature: int, count: int, shared: bool) -> int:
+def exchange(state: int, signature: int, count: int, same_count: bool, shared: bool) -> int:
     """Move the pieces that state[PIECES] names: from each rank to each other, of any lengths.
 
     With `shared` a rank's pieces are one and the same for all (broadcast, gather, all-gather), so it is written
     once and may use the whole slot; otherwise each destination has its part of the slot. What a rank keeps for
-    itself is copied directly. Both sides of each pair compare the lengths before anything is read.
+    itself is copied directly. Both sides of each pair compare the lengths before anything is read; with
+    `same_count` all ranks must have the same number of elements.
     """
     rank = load(state + 8 * RANK)
     size = load(state + 8 * SIZE)
@@ -225,15 +226,14 @@ def exchange(state: int, signature: int, count: int, shared: bool) -> int:
         if _wait_for_all(state) != DONE:
             return WAITING
         if step == 0:
-            if _same_call(state, signature, 0, False) != DONE:
+            if _same_call(state, signature, count, same_count) != DONE:
                 return MISMATCH
             steps = 1
             for other in range(size):
                 lengths = _lengths(state, other, current)
-                if (
-                    load(lengths + 8 * rank) != load(receive_bytes + 8 * other)
-                    or load(lengths + 8 * (size + rank)) != load(send_bytes + 8 * other)
-                ):
+                if load(lengths + 8 * rank) != load(receive_bytes + 8 * other) or load(
+                    lengths + 8 * (size + rank)
+                ) != load(send_bytes + 8 * other):
                     store(state + 8 * WAIT_RANK, other)
                     return MISMATCH
                 steps = max(steps, load(_line(state, other, current) + NEEDED))
@@ -257,9 +257,7 @@ def exchange(state: int, signature: int, count: int, shared: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
-def all_reduce(
-    state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int
-) -> int:
+def all_reduce(state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int) -> int:
     """Reduce `count` elements at `address` over all ranks; everybody gets the result in place.
 
     What fits into a slot takes one round: everybody reads everybody's values. More than that is cut into
@@ -273,9 +271,7 @@ def all_reduce(
 
 
 @njit(inline="always")
-def _all_reduce_at_once(
-    state: int, signature: int, address: int, count: int, nbytes: int, fold: int, op: int
-) -> int:
+def _all_reduce_at_once(state: int, signature: int, address: int, count: int, nbytes: int, fold: int, op: int) -> int:
     rank = load(state + 8 * RANK)
     size = load(state + 8 * SIZE)
     current = load(state + 8 * ROUND) + 1
@@ -353,9 +349,7 @@ def _all_reduce_in_slices(
                 for source in range(size):
                     store(sources + 8 * source, _slot(state, source, current) + start * item_bytes)
                 store(sources + 8 * rank, base + start * item_bytes)
-                call_fold(
-                    fold, base + start * item_bytes, sources, size, length, op, load(state + 8 * SCRATCH)
-                )
+                call_fold(fold, base + start * item_bytes, sources, size, length, op, load(state + 8 * SCRATCH))
         _finish_round(state)
         if step == chunks:
             return _finish_operation(state)
@@ -424,9 +418,7 @@ def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: in
             for source in range(size):
                 store(sources + 8 * source, _slot(state, source, current) + place)
             store(sources + 8 * rank, load(send_address + 8 * rank) + offset)
-            call_fold(
-                fold, result + offset, sources, size, width // item_bytes, op, load(state + 8 * SCRATCH)
-            )
+            call_fold(fold, result + offset, sources, size, width // item_bytes, op, load(state + 8 * SCRATCH))
         _finish_round(state)
         if step + 1 >= load(state + 8 * STEPS):
             return _finish_operation(state)

@@ -112,7 +112,9 @@ class _Receive(Request):
     def wait(self, timeout: float) -> None:
         if not self.test():
             raise CollectiveTimeout(
-                "recv in a world of one waits for a message that this rank itself has not sent", rank=0, operation="recv"
+                "recv in a world of one waits for a message that this rank itself has not sent",
+                rank=0,
+                operation="recv",
             )
 
 
@@ -126,6 +128,4 @@ def _copy(what: str, target: Buffer, source: Buffer) -> None:
 def _mismatch(what: str, target: Buffer, source: Buffer) -> CollectiveMismatch:
     mine = f"{target.element.label}[{target.count}]"
     theirs = f"{source.element.label}[{source.count}]"
-    return CollectiveMismatch(
-        f"{what}: {theirs} does not fit into {mine}", rank=0, mine=mine, theirs=theirs
-    )
+    return CollectiveMismatch(f"{what}: {theirs} does not fit into {mine}", rank=0, mine=mine, theirs=theirs)

@@ -1,9 +1,7 @@
-"""Point-to-point messages in shared memory: a byte ring for each ordered pair of ranks.
+"""Point-to-point messages in shared memory, on a byte ring for each ordered pair of ranks.
 
-A ring has one writer and one reader. `head` counts the bytes ever written and is stored by the writer alone,
-`tail` those ever read and is stored by the reader alone; each is released after the bytes were copied and
-acquired before the other side copies, so a ring needs no lock. A message is a header (tag, length, element
-type, number) and its bytes; it may be longer than the ring, and streams through it.
+A message is a header (tag, length, element type, number) and its bytes; it may be longer than the ring, and
+streams through it.
 
 `Endpoint` is this rank's end of all its rings: what is to be sent, what is to be received, and what has come
 before anybody asked for it. `progress` moves whatever can be moved now and never waits. Whoever waits calls
@@ -22,86 +20,19 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 import numpy as np
-from numba import njit
 
-from neuraxis.comm.atomics import (
-    copy_bytes,
-    fence,
-    fetch_add,
-    load,
-    load_acquire,
-    store_release,
-    wake_all,
-)
 from neuraxis.comm.backend import Request
 from neuraxis.comm.buffers import Buffer, address_of
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.reduction import ElementType
+from neuraxis.comm.rings import DOORBELL, change_sleepers, ring_doorbell, ring_read, ring_write
 from neuraxis.errors import CollectiveMismatch, NeuraxisError
 
-__all__ = ["DOORBELL_BYTES", "RING_COUNTERS_BYTES", "Endpoint", "ring_bytes"]
+__all__ = ["Endpoint"]
 
-RING_COUNTERS_BYTES = 256  # head and tail, each on lines of its own
-_HEAD, _TAIL = 0, 128
+_PATIENCE = 50  # how often to look in vain before asking whether the other side lives, and going to sleep
 _HEADER_WORDS = 4
 _HEADER_BYTES = 8 * _HEADER_WORDS
-
-DOORBELL, DOORBELL_SLEEPERS = 0, 64  # within a rank's doorbell block
-DOORBELL_BYTES = 128
-
-
-def ring_bytes(size: int) -> int:
-    """The capacity of one ring: smaller where there are many pairs."""
-    return 65536 if size <= 8 else 16384
-
-
-@njit(cache=True, nogil=True)
-def _ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) -> int:
-    """Copy up to `nbytes` into the ring; how many went in."""
-    head = load(ring + _HEAD)
-    width = min(nbytes, capacity - (head - load_acquire(ring + _TAIL)))
-    if width <= 0:
-        return 0
-    start = head % capacity
-    first = min(width, capacity - start)
-    copy_bytes(data + start, source, first)
-    if width > first:
-        copy_bytes(data, source + first, width - first)
-    store_release(ring + _HEAD, head + width)
-    return width
-
-
-@njit(cache=True, nogil=True)
-def _ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> int:
-    """Copy up to `nbytes` out of the ring; how many came out."""
-    tail = load(ring + _TAIL)
-    width = min(nbytes, load_acquire(ring + _HEAD) - tail)
-    if width <= 0:
-        return 0
-    start = tail % capacity
-    first = min(width, capacity - start)
-    copy_bytes(target, data + start, first)
-    if width > first:
-        copy_bytes(target + first, data, width - first)
-    store_release(ring + _TAIL, tail + width)
-    return width
-
-
-@njit(cache=True, nogil=True)
-def _ring_doorbell(doorbell: int) -> None:
-    fetch_add(doorbell + DOORBELL, 1)
-    fence()
-    if load(doorbell + DOORBELL_SLEEPERS) != 0:
-        wake_all(doorbell + DOORBELL)
-
-
-@njit(cache=True, nogil=True)
-def _doorbell_count(doorbell: int, sleepers: int) -> int:
-    """Change the number of sleepers; how often the bell has rung."""
-    if sleepers != 0:
-        fetch_add(doorbell + DOORBELL_SLEEPERS, sleepers)
-        fence()
-    return load_acquire(doorbell + DOORBELL)
 
 
 class Rings(Protocol):
@@ -131,10 +62,7 @@ class _Transfer(Request):
         self.error: NeuraxisError | None = None
 
     def test(self) -> bool:
-        self.endpoint.progress()
-        if self.error is not None:
-            raise self.error
-        return self.finished
+        return self.endpoint.test(self)
 
     def wait(self, timeout: float) -> None:
         self.endpoint.wait(self, timeout)
@@ -154,8 +82,8 @@ class _Incoming:
 class Endpoint:
     """This rank's end of all its rings.
 
-    `check` is called while waiting with the ranks that are waited for (None for any): it raises if they are
-    gone. `expire` raises the error for a deadline that has passed.
+    `check` is called while waiting, with the rank that is waited for (None for any): it raises if that is gone.
+    `expire` raises the error for a deadline that has passed.
     """
 
     def __init__(
@@ -219,28 +147,31 @@ class Endpoint:
                 moved |= self._pull(source, incoming)
             return moved
 
+    def test(self, transfer: _Transfer) -> bool:
+        """Whether a transfer is finished; raises if it failed, or never can be because the other side is gone."""
+        self.progress()
+        if not transfer.finished:
+            try:
+                self._check(transfer.what, transfer.peer)
+            except NeuraxisError:
+                self.progress()  # what the other side wrote before it went is still ours
+                if not transfer.finished:
+                    self._forget(transfer)
+                    raise
+        if transfer.error is not None:
+            raise transfer.error
+        return transfer.finished
+
     def wait(self, transfer: _Transfer, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         idle = 0
-        while not transfer.finished:
-            if transfer.error is not None:
-                raise transfer.error
-            if self.progress():
-                idle = 0
-                continue
-            idle += 1
-            if idle < 50:
-                continue
-            if not transfer.finished:
-                self._sleep()
-            if transfer.finished:
-                break
-            self._check(transfer.what, transfer.peer)
-            if time.monotonic() >= deadline:
+        while idle < _PATIENCE and not transfer.finished:
+            idle = 0 if self.progress() else idle + 1
+        while not self.test(transfer):
+            self._sleep()
+            if time.monotonic() >= deadline and not self.test(transfer):
                 self._forget(transfer)
                 self._expire(transfer.what, transfer.peer, timeout)
-        if transfer.error is not None:
-            raise transfer.error
 
     def keep_going(self) -> None:
         """Let a thread finish what is under way while nobody waits for it."""
@@ -272,12 +203,12 @@ class Endpoint:
     def _sleep(self) -> None:
         """Sleep until the doorbell rings, or for a moment."""
         doorbell = self._rings.doorbell(self._rings.rank)
-        seen = _doorbell_count(doorbell, 1)
+        seen = change_sleepers(doorbell, 1)
         try:
             if not self.progress():
                 sleep_on_word(doorbell + DOORBELL, seen, 0.05)
         finally:
-            _doorbell_count(doorbell, -1)
+            change_sleepers(doorbell, -1)
 
     def _push(self, to: int) -> bool:
         queue = self._sends[to]
@@ -287,18 +218,23 @@ class Endpoint:
         while queue:
             transfer = queue[0]
             if transfer.header_done < _HEADER_BYTES:
-                transfer.header_done += _ring_write(
+                written = ring_write(
                     ring,
                     data,
                     self._capacity,
                     address_of(transfer.header) + transfer.header_done,
                     _HEADER_BYTES - transfer.header_done,
                 )
-                moved = True
+                transfer.header_done += written
+                moved = moved or written > 0
                 if transfer.header_done < _HEADER_BYTES:
                     break
-            written = _ring_write(
-                ring, data, self._capacity, transfer.buffer.address + transfer.done, transfer.buffer.nbytes - transfer.done
+            written = ring_write(
+                ring,
+                data,
+                self._capacity,
+                transfer.buffer.address + transfer.done,
+                transfer.buffer.nbytes - transfer.done,
             )
             transfer.done += written
             moved = moved or written > 0
@@ -307,7 +243,7 @@ class Endpoint:
             queue.popleft()
             transfer.finished = True
         if moved:
-            _ring_doorbell(self._rings.doorbell(to))
+            ring_doorbell(self._rings.doorbell(to))
         if not queue:
             del self._sends[to]
         return moved
@@ -318,7 +254,7 @@ class Endpoint:
         moved = False
         while True:
             if incoming.header_done < _HEADER_BYTES:
-                read = _ring_read(
+                read = ring_read(
                     ring,
                     data,
                     self._capacity,
@@ -337,14 +273,14 @@ class Endpoint:
             if target is None:
                 assert incoming.stash is not None
                 target = address_of(incoming.stash)
-            read = _ring_read(ring, data, self._capacity, target + incoming.done, nbytes - incoming.done)
+            read = ring_read(ring, data, self._capacity, target + incoming.done, nbytes - incoming.done)
             incoming.done += read
             moved = moved or read > 0
             if incoming.done < nbytes:
                 break
             self._end(source, incoming)
         if moved:
-            _ring_doorbell(self._rings.doorbell(source))
+            ring_doorbell(self._rings.doorbell(source))
         return moved
 
     def _begin(self, source: int, incoming: _Incoming) -> None:
@@ -398,10 +334,18 @@ class Endpoint:
         transfer.finished = True
 
     def _forget(self, transfer: _Transfer) -> None:
-        """Stop receiving into a buffer whose owner has given up."""
+        """Give up a transfer: nothing more is received into its buffer, and nothing of it is begun to be sent."""
         with self._lock:
             if transfer in self._receives:
                 self._receives.remove(transfer)
+            queue = self._sends.get(transfer.peer) if transfer.peer is not None else None
+            if queue is not None and transfer in queue and transfer.header_done == 0:
+                queue.remove(transfer)
+            for incoming in self._incoming.values():
+                if incoming.transfer is transfer:
+                    incoming.stash = np.empty(int(incoming.header[1]), np.uint8)
+                    incoming.stash[: incoming.done] = transfer.buffer.bytes()[: incoming.done]
+                    incoming.transfer = None
 
 
 def _matches(transfer: _Transfer, source: int, tag: int) -> bool:

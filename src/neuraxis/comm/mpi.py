@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,9 +119,7 @@ class MpiBackend(Backend):
         self._agreement.check(Operation.ALL_TO_ALL, inputs[0], sends=sends, receives=receives)
         self._exchange("all_to_all", outputs, inputs)
 
-    def _exchange(
-        self, what: str, outputs: Sequence[Buffer | None], inputs: Sequence[Buffer | None]
-    ) -> None:
+    def _exchange(self, what: str, outputs: Sequence[Buffer | None], inputs: Sequence[Buffer | None]) -> None:
         """Move each pair's bytes as messages, all at once and each straight into its place."""
         requests = []
         for rank, piece in enumerate(outputs):
@@ -178,14 +177,13 @@ class MpiBackend(Backend):
         status = self._mpi.Status()
         looks = 0
         for request in requests:
-            while not self._translated(what, lambda request=request: request.Test(status)):
+            while not self._translated(what, partial(request.Test, status)):
                 looks += 1
                 if looks > 1000:
                     time.sleep(0 if looks < 2000 else 0.0002)
                     if time.monotonic() > deadline:
                         raise CollectiveTimeout(
-                            f"not all ranks arrived within {limit:g} s in {what}, "
-                            f"operation {self._agreement.sequence}",
+                            f"not all ranks arrived within {limit:g} s in {what}, operation {self._agreement.sequence}",
                             operation=what,
                             sequence=self._agreement.sequence,
                         )

@@ -56,15 +56,34 @@ class ElementType(enum.IntEnum):
         return self.name.lower()
 
 
-_FLOATS = {ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32, ElementType.FLOAT64, ElementType.LONGDOUBLE}
+_FLOATS = {
+    ElementType.FLOAT16,
+    ElementType.BFLOAT16,
+    ElementType.FLOAT32,
+    ElementType.FLOAT64,
+    ElementType.LONGDOUBLE,
+}
 _COMPLEX = {ElementType.COMPLEX32, ElementType.COMPLEX64, ElementType.COMPLEX128, ElementType.CLONGDOUBLE}
 _BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 
 _BY_NUMPY: dict[np.dtype, ElementType] = {
     np.dtype(name): ElementType[name.upper()]
-    for name in (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
-    ).split()
+    for name in [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
 }
 if np.dtype(np.longdouble) not in _BY_NUMPY:  # where it is not just another name of float64
     _BY_NUMPY[np.dtype(np.longdouble)] = ElementType.LONGDOUBLE

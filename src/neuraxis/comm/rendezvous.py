@@ -341,7 +341,9 @@ class Rendezvous:
         except (EOFError, ConnectionError):
             if self._hub is None:
                 raise
-            raise RendezvousError("rank 0 went away while the context was set up; its own error says why", (0,)) from None
+            raise RendezvousError(
+                "rank 0 went away while the context was set up; its own error says why", (0,)
+            ) from None
         except TimeoutError:
             raise RendezvousTimeout(f"rank 0 at {self.place} stopped answering", (0,)) from None
         if verdict.timeout:

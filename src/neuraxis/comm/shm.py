@@ -33,8 +33,9 @@ from neuraxis.comm.gathering import (
     reduce_scatter_by_gathering,
 )
 from neuraxis.comm.liveness import Ending, ProcessIdentity, ProcessWatch, identify_self
-from neuraxis.comm.mailbox import DOORBELL_BYTES, RING_COUNTERS_BYTES, Endpoint, ring_bytes
+from neuraxis.comm.mailbox import Endpoint
 from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
+from neuraxis.comm.rings import DOORBELL_BYTES, RING_COUNTERS_BYTES, ring_bytes
 from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, InvalidType, NeuraxisError, PeerLost
 
 __all__ = ["ShmBackend"]
@@ -84,6 +85,7 @@ class ShmBackend(Backend):
         _warm_up()
         self._segment, self._watch = self._meet(exchange, slot_bytes)
         self._lay_out()
+        self._interruption: NeuraxisError | None = None
         self._endpoint = Endpoint(self, ring_bytes(size), self._check_peer, self._expire_transfer)
 
     # --- setting up -----------------------------------------------------------------------------
@@ -98,9 +100,7 @@ class ShmBackend(Backend):
                 arena.sweep()
                 segment = arena.Segment.create(self._total_bytes(slot_bytes), self._ring_offset(slot_bytes))
                 hello.segment, hello.slot_bytes = segment.path.name, slot_bytes
-            hellos = [
-                msgspec.msgpack.decode(answer, type=_Hello) for answer in exchange(msgspec.msgpack.encode(hello))
-            ]
+            hellos = [msgspec.msgpack.decode(answer, type=_Hello) for answer in exchange(msgspec.msgpack.encode(hello))]
             if segment is None:
                 segment = arena.Segment.attach(arena.segment_folder() / Path(hellos[0].segment).name)
             self._slot_bytes = hellos[0].slot_bytes
@@ -111,9 +111,7 @@ class ShmBackend(Backend):
                 segment.close()
             raise
         others = {
-            rank: ProcessIdentity(hello.pid, hello.started)
-            for rank, hello in enumerate(hellos)
-            if rank != self.rank
+            rank: ProcessIdentity(hello.pid, hello.started) for rank, hello in enumerate(hellos) if rank != self.rank
         }
         return segment, ProcessWatch(others)
 
@@ -204,26 +202,19 @@ class ShmBackend(Backend):
     def all_reduce_array(self, array: np.ndarray, op: ReduceOp) -> bool:
         """The short way for a plain NumPy array; False if it has to go the long way."""
         element, item_bytes, fold, allowed_ops = _PLAIN_DTYPES[array.dtype]
-        if not allowed_ops >> op & 1:
+        number = int(op)  # Numba is slow to tell the type of an enumeration's member
+        if not allowed_ops >> number & 1:
             return False
-        signature = _SIGNATURE_ALL_REDUCE | element << 8 | op << 16
+        signature = _SIGNATURE_ALL_REDUCE | element << 8 | number << 16
         status = kernels.all_reduce_array(
-            self._state_address, signature, id(array), array.size, item_bytes, fold, op
+            self._state_address, signature, id(array), array.size, item_bytes, fold, number
         )
+        if status == kernels.DONE:
+            return True
         if status == kernels.NOT_CONTIGUOUS:
             return False
-        if status != kernels.DONE:
-            self._drive(
-                status,
-                Operation.ALL_REDUCE,
-                kernels.all_reduce_array,
-                signature,
-                id(array),
-                array.size,
-                item_bytes,
-                fold,
-                int(op),
-            )
+        arguments = (signature, id(array), array.size, item_bytes, fold, number)
+        self._drive(status, Operation.ALL_REDUCE, kernels.all_reduce_array, *arguments)
         return True
 
     def reduce(self, buffer: Buffer, op: ReduceOp, root: int) -> None:
@@ -281,9 +272,7 @@ class ShmBackend(Backend):
         )
 
     def all_gather(self, outputs: Sequence[Buffer], buffer: Buffer) -> None:
-        self._exchange(
-            Operation.ALL_GATHER, buffer, sends=[buffer] * self.size, receives=outputs, shared=True
-        )
+        self._exchange(Operation.ALL_GATHER, buffer, sends=[buffer] * self.size, receives=outputs, shared=True)
 
     def scatter(self, buffer: Buffer, inputs: Sequence[Buffer], root: int) -> None:
         self._exchange(
@@ -312,9 +301,9 @@ class ShmBackend(Backend):
             out, into = sends[rank], receives[rank]
             pieces[rank], pieces[size + rank] = (0, 0) if out is None else (out.address, out.nbytes)
             pieces[2 * size + rank], pieces[3 * size + rank] = (0, 0) if into is None else (into.address, into.nbytes)
-        # An all-to-all may have other counts on other ranks; the lengths of each pair are compared instead.
         signature = _pack(operation, example.element, ReduceOp.SUM, root)
-        self._run(operation, kernels.exchange, signature, example.count, shared)
+        same_count = operation is Operation.BROADCAST
+        self._run(operation, kernels.exchange, signature, example.count, same_count, shared)
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -332,8 +321,17 @@ class ShmBackend(Backend):
     def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> ShmBackend:
         label = "group of ranks " + ", ".join(map(str, world_ranks))
         return ShmBackend(
-            list(ranks).index(self.rank), len(ranks), exchange, self.timeout, world_ranks, label, self._slot_bytes
+            list(ranks).index(self.rank),
+            len(ranks),
+            exchange,
+            self.timeout,
+            world_ranks,
+            label,
+            self._slot_bytes,
         )
+
+    def interrupt(self, error: NeuraxisError) -> None:
+        self._interruption = error
 
     def poison(self, error: BaseException) -> None:
         kernels.set_status(self._state_address, self.rank, _FAILED)
@@ -385,6 +383,8 @@ class ShmBackend(Backend):
 
     def _check_ranks(self, what: str, only: int | None, wanted: int) -> None:
         """Raise PeerLost if a rank that is waited for is dead, has left, or has given up."""
+        if self._interruption is not None:
+            raise self._interruption
         ended = self._watch.ended()
         for rank in range(self.size):
             if rank == self.rank or only not in (None, rank):
@@ -398,6 +398,8 @@ class ShmBackend(Backend):
             raise self._lost(what, rank, status, ended.get(rank))
 
     def _check_peer(self, what: str, peer: int | None) -> None:
+        if self._interruption is not None:
+            raise self._interruption
         if peer is None:
             if self.size > 1 and len(self._watch.ended()) == self.size - 1:
                 self._check_ranks(what, None, 0)
@@ -451,7 +453,8 @@ class ShmBackend(Backend):
             detail = f" (it sends this rank {sends} bytes and expects {expects} from it)"
         return CollectiveMismatch(
             f"rank {other} called {theirs}{detail} while rank {me} called {mine}: "
-            f"operation {sequence} of the {self.label}. All ranks of a group must make the same calls in the same order",
+            f"operation {sequence} of the {self.label}. "
+            "All ranks of a group must make the same calls in the same order",
             rank=other,
             mine=mine,
             theirs=theirs,
@@ -527,7 +530,7 @@ def _warm_up() -> None:
     state[kernels.PIECES] = state[kernels.SLOTS] + 2560
     address, fold, value = int(state.ctypes.data), fold_address(ElementType.INT8), np.zeros(1, np.int8)
     kernels.barrier(address, 1)
-    kernels.exchange(address, 1, 0, True)
+    kernels.exchange(address, 1, 0, True, True)
     kernels.reduce_pieces(address, 1, 1, fold, 0)
     kernels.all_reduce(address, 1, int(value.ctypes.data), 1, 1, fold, 0)
     kernels.all_reduce_array(address, 1, id(value), 1, 1, fold, 0)

@@ -264,9 +264,7 @@ class TorchBackend(Backend):
                 operation=what,
                 sequence=sequence,
             )
-        return PeerLost(
-            f"a rank was lost in {what}, operation {sequence}: {text}", operation=what, sequence=sequence
-        )
+        return PeerLost(f"a rank was lost in {what}, operation {sequence}: {text}", operation=what, sequence=sequence)
 
     def _all_gather_words(self, words: np.ndarray) -> np.ndarray:
         torch = self._torch
@@ -321,7 +319,10 @@ class NcclBackend(TorchBackend):
 
     name: ClassVar[str] = "nccl"
     native_average: ClassVar[bool] = True
-    native: ClassVar[frozenset[ElementType]] = GlooBackend.native | {ElementType.FLOAT16, ElementType.BFLOAT16}
+    native: ClassVar[frozenset[ElementType]] = GlooBackend.native | {
+        ElementType.FLOAT16,
+        ElementType.BFLOAT16,
+    }
 
     def _make_group(self) -> Any:
         torch = self._torch
@@ -368,7 +369,9 @@ def require_torch(backend: str) -> Any:
     if backend == "nccl":
         if not torch.distributed.is_nccl_available():
             raise BackendUnavailable(
-                backend, "this torch was built without NCCL", "Install a CUDA build of torch, or use backend='auto'"
+                backend,
+                "this torch was built without NCCL",
+                "Install a CUDA build of torch, or use backend='auto'",
             )
         if not torch.cuda.is_available():
             raise BackendUnavailable(backend, "no CUDA device can be used here", "Use backend='auto'")

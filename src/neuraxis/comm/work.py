@@ -40,7 +40,8 @@ class Work:
         """
         if not self._finished.wait(None if timeout is None else seconds_of(timeout)):
             raise CollectiveTimeout(
-                f"{self._what} was not done within {seconds_of(timeout or 0):g} s; it goes on", operation=self._what
+                f"{self._what} was not done within {seconds_of(timeout or 0):g} s; it goes on",
+                operation=self._what,
             )
         if self._error is not None:
             raise self._error
@@ -74,9 +75,7 @@ class Work:
 class TransferWork(Work):
     """A message under way (`isend`, `irecv`)."""
 
-    def __init__(
-        self, what: str, request: Request, timeout: float, on_done: Callable[[], None], keep: Any
-    ) -> None:
+    def __init__(self, what: str, request: Request, timeout: float, on_done: Callable[[], None], keep: Any) -> None:
         super().__init__(what)
         self.request = request
         self._timeout = timeout
@@ -131,6 +130,17 @@ class OrderedRunner:
                 self._thread.start()
             self._condition.notify_all()
         return work
+
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is itself something that this runner runs (a callback, say)."""
+        return threading.current_thread() is self._thread
+
+    def drop(self, error: BaseException) -> None:
+        """End what is queued and has not begun, with an error."""
+        with self._condition:
+            dropped = [self._queue.pop() for _ in range(len(self._queue) - 1)]
+        for work, _ in reversed(dropped):
+            work._finish(error)
 
     def stop(self) -> None:
         """Finish what is queued and end the thread."""

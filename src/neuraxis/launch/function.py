@@ -135,9 +135,7 @@ def _follow(supervisor: Supervisor, process: RankProcess, channel: AnswerChannel
     supervisor.add_reader(descriptor, receive)
 
 
-def _raise_first_failure(
-    supervisor: Supervisor, answers: Sequence[Answer | None], timeout: float | None
-) -> None:
+def _raise_first_failure(supervisor: Supervisor, answers: Sequence[Answer | None], timeout: float | None) -> None:
     n = len(answers)
     failures = list(supervisor.failures)
     # Where answers are files, a rank that exited with 0 and sent nothing is noticed only now.

@@ -18,8 +18,7 @@ from neuraxis.launch.tether import tether
 __all__ = ["BOOTSTRAP", "LENGTH_BYTES", "Answer", "Job", "main", "starting_up"]
 
 BOOTSTRAP = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from neuraxis.launch.worker import main; main()"
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from neuraxis.launch.worker import main; main()"
 )
 LENGTH_BYTES = 8
 
@@ -106,9 +105,7 @@ def _failed(error: BaseException) -> Answer:
         pickle.loads(data)  # many exceptions can be pickled but not unpickled
     except Exception as reason:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        return Answer(
-            problem=f"raised {name}: {error} (the exception itself cannot be sent: {reason})", traceback=text
-        )
+        return Answer(problem=f"raised {name}: {error} (the exception itself cannot be sent: {reason})", traceback=text)
     return Answer(error=data, traceback=text)
 
 

@@ -1,0 +1,173 @@
+"""`neuraxis bench`: our parts side by side with their peers."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from neuraxis.errors import InvalidArgument, NeuraxisError
+from neuraxis.observe.bench_collectives import Plan, Results, measure
+from neuraxis.observe.bench_contenders import OURS, PEERS, LeftOut, left_out, parse_peers
+from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, parse_sizes
+from neuraxis.observe.bench_tables import as_data, as_markdown, as_text, print_tables
+
+__all__ = ["app"]
+
+app = App(name="bench", help="Measure neuraxis side by side with the peers that are installed.")
+
+_QUICK_SIZES = "4,1KB,16KB,1MB,16MB"
+_PICTURES = (".png", ".svg", ".pdf")
+_REDRAW_S = 0.5
+_FULL_SAMPLE_S, _QUICK_SAMPLE_S = 0.025, 0.008
+
+
+@app.command
+def collectives(
+    *,
+    n: Annotated[int, Parameter(name="-n")] = 2,
+    peers: str = ",".join(PEERS),
+    sizes: str | None = None,
+    patterns: str = ",".join(PATTERNS),
+    repeats: int | None = None,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    markdown: Annotated[bool, Parameter(negative=())] = False,
+    plot: Path | None = None,
+) -> int:
+    """Time every communication pattern on shm and on every peer installed, all in one run.
+
+    Prints, for each pattern and size, the median microseconds of a call and how many times faster shm is.
+    A size is the bytes of float32 that one rank passes in; for scatter, all_to_all and reduce_scatter, the
+    whole input, which is cut into one part a rank. The contenders take turns, so other load on the
+    machine meets all of them; still, measure on a quiet one.
+
+    Parameters
+    ----------
+    n
+        Ranks, all on this host.
+    peers
+        What to compare with: gloo, mpi, or none.
+    sizes
+        Sizes to measure, such as 4,16KB,64MB (a KB is 1024 bytes); 4 B to 64 MB without it.
+    patterns
+        Patterns to measure.
+    repeats
+        Rounds over everything, of which the median counts; 5 without it, 3 with --quick.
+    quick
+        Fewer sizes and shorter samples: about 20 seconds.
+    json
+        Print the results as JSON, every round included.
+    markdown
+        Print the tables as Markdown.
+    plot
+        Also draw time against size into this file (.png, .svg or .pdf).
+    """
+    try:
+        if json and markdown:
+            raise InvalidArgument("--json and --markdown cannot both be printed: choose one")
+        _check_plot(plot)
+        plan, gone = _plan(n, peers, sizes, patterns, repeats, quick)
+        with _ended_by_sigterm(), _progress() as progress:
+            results = measure(plan, gone, progress)
+        _print(results, as_json=json, markdown=markdown)
+        if plot is not None:
+            from neuraxis.observe.bench_plot import plot_results
+
+            plot_results(results).savefig(plot, dpi=150)
+    except NeuraxisError as error:
+        print(f"neuraxis bench collectives: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _plan(
+    n: int, peers: str, sizes: str | None, patterns: str, repeats: int | None, quick: bool
+) -> tuple[Plan, list[LeftOut]]:
+    if n < 2:
+        raise InvalidArgument(f"-n {n}: at least two ranks are needed to communicate")
+    rounds = repeats if repeats is not None else 3 if quick else 5
+    if rounds < 1:
+        raise InvalidArgument(f"--repeats {rounds}: at least one round is needed")
+    chosen_sizes = sizes if sizes is not None else _QUICK_SIZES if quick else None
+    wanted = (*OURS, *parse_peers(peers))
+    gone = {name: reason for name in wanted if (reason := left_out(name)) is not None}
+    plan = Plan(
+        contenders=tuple(name for name in wanted if name not in gone),
+        patterns=parse_patterns(patterns),
+        sizes=SIZES if chosen_sizes is None else parse_sizes(chosen_sizes),
+        ranks=n,
+        rounds=rounds,
+        sample_s=_QUICK_SAMPLE_S if quick else _FULL_SAMPLE_S,
+    )
+    return plan, list(gone.values())
+
+
+def _check_plot(path: Path | None) -> None:
+    """Say now, and not after minutes, that the picture cannot be written."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _PICTURES:
+        raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(_PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgument(f"--plot {path}: there is no folder {path.absolute().parent}")
+
+
+def _print(results: Results, *, as_json: bool, markdown: bool) -> None:
+    console = Console()
+    if as_json:
+        print(json_module.dumps(as_data(results), indent=1))
+    elif markdown:
+        print(as_markdown(results))
+    elif console.is_terminal:
+        print_tables(results, console)
+    else:
+        print(as_text(results))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+    """A line on standard error, on a terminal only."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Redrawn rarely: it takes a core from the contenders for a moment each time.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("")
+        drawn = -math.inf
+
+        def show(done: int, total: int, what: str) -> None:
+            nonlocal drawn
+            progress.update(task, completed=done, total=total, description=what)
+            if time.monotonic() - drawn > _REDRAW_S:
+                progress.refresh()
+                drawn = time.monotonic()
+
+        yield show
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that the contenders are ended on this way out as well."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,152 @@
+"""A benchmark's results as tables: on a terminal, as plain text, as Markdown, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from neuraxis.observe.bench_collectives import Results
+from neuraxis.observe.bench_contenders import PEERS
+from neuraxis.observe.bench_patterns import size_text
+from neuraxis.observe.bench_targets import verdicts
+
+__all__ = ["as_data", "as_markdown", "as_text", "print_tables"]
+
+SIZE_MEANING = (
+    "Size: bytes of float32 that one rank passes in; for scatter, all_to_all and reduce_scatter the whole input, "
+    "cut into one part a rank (at least one number each). send_recv is half a round trip."
+)
+
+Rows = list[list[str]]
+
+
+def as_data(results: Results) -> dict[str, Any]:
+    """Everything for a program: raw rounds, medians, ratios, targets."""
+    data: dict[str, Any] = msgspec.to_builtins(results)
+    for found, measured in zip(data["measurements"], results.measurements, strict=True):
+        found["median_us"] = measured.median_us
+    data["ratios"] = [
+        {"pattern": pattern, "size": size, "peer": peer, "ours": ours, "ratio": ratio}
+        for pattern, size in results.plan.cells()
+        for peer, ours in _comparisons(results)
+        if (ratio := results.ratio(pattern, size, peer, ours)) is not None
+    ]
+    data["targets"] = msgspec.to_builtins(verdicts(results))
+    return data
+
+
+def print_tables(results: Results, console: Console) -> None:
+    """For a terminal."""
+    console.print(*_heading(results), sep="\n", highlight=False)
+    for pattern, headings, rows in _tables(results):
+        table = Table(title=pattern, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in headings:
+            table.add_column(heading, justify="right", style="bold" if "/" in heading else None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(*_footing(results), sep="\n", highlight=False, markup=False)
+
+
+def as_text(results: Results) -> str:
+    """For a file or a pipe."""
+    blocks = ["\n".join(_heading(results))]
+    for pattern, headings, rows in _tables(results):
+        widths = _widths(headings, rows)
+        lines = [pattern]
+        for row in [headings, *rows]:
+            lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, "\n".join(_footing(results))])
+
+
+def as_markdown(results: Results) -> str:
+    """For a page of documentation."""
+    blocks = ["\n".join(f"- {line}" for line in _heading(results))]
+    for pattern, headings, rows in _tables(results):
+        widths = _widths(headings, rows)
+        lines = [_markdown_row(headings, widths)]
+        lines.append("|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
+        lines += [_markdown_row(row, widths) for row in rows]
+        blocks.append(f"### {pattern}\n\n" + "\n".join(lines))
+    blocks.append("\n".join(f"- {line}" for line in _footing(results)))
+    return "\n\n".join(blocks)
+
+
+def _tables(results: Results) -> list[tuple[str, list[str], Rows]]:
+    contenders, comparisons = results.contenders, _comparisons(results)
+    headings = ["size", *(f"{name} µs" for name in contenders)]
+    headings += [f"{peer}/{ours}" for peer, ours in comparisons]
+    tables = []
+    for pattern in results.plan.patterns:
+        rows = [
+            [
+                size_text(size),
+                *(_time(results.median_us(pattern, size, name)) for name in contenders),
+                *(_ratio(results.ratio(pattern, size, peer, ours)) for peer, ours in comparisons),
+            ]
+            for other, size in results.plan.cells()
+            if other == pattern
+        ]
+        tables.append((pattern, headings, rows))
+    return tables
+
+
+def _comparisons(results: Results) -> list[tuple[str, str]]:
+    """(peer, ours): shm against each peer, and torch-shm against gloo, whose place it takes."""
+    measured = results.contenders
+    pairs = [(peer, "shm") for peer in PEERS] + [("gloo", "torch-shm")]
+    return [(peer, ours) for peer, ours in pairs if peer in measured and ours in measured]
+
+
+def _heading(results: Results) -> list[str]:
+    machine, plan = results.machine, results.plan
+    hardware = ("cpu", "cores", "memory", "kernel")
+    lines = [
+        ", ".join(
+            f"{machine[name]} cores" if name == "cores" else machine[name] for name in hardware if name in machine
+        ),
+        ", ".join(
+            value if name == "mpi" else f"{name} {value}" for name, value in machine.items() if name not in hardware
+        ),
+        f"{plan.ranks} ranks, medians of {plan.rounds} rounds in which the contenders take turns; microseconds a call.",
+        SIZE_MEANING,
+    ]
+    for gone in results.left_out:
+        lines.append(f"{gone.contender} is left out: {gone.reason}" + (f": {gone.remedy}" if gone.remedy else ""))
+    lines += [f"failed: {failure}" for failure in results.failures]
+    return lines
+
+
+def _footing(results: Results) -> list[str]:
+    judged = verdicts(results)
+    if not judged:
+        return ["No target applies to this choice of ranks, patterns and sizes."]
+    met = sum(verdict.met for verdict in judged)
+    return [f"Targets (for 2 cores): {met} of {len(judged)} met.", *map(str, judged)]
+
+
+def _time(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    digits = 2 if microseconds < 10 else 1 if microseconds < 100 else 0
+    return f"{microseconds:,.{digits}f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
+
+
+def _widths(headings: Sequence[str], rows: Rows) -> list[int]:
+    return [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+
+
+def _markdown_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"

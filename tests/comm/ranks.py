@@ -1,0 +1,186 @@
+"""Run a function in N processes that are ranks, let any of them die, and see how each ended.
+
+`neuraxis.launch.run` ends everybody when one rank fails, which is what users want and what tests of faults cannot
+use: here the survivors go on, and every rank's outcome is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Outcome:
+    """How a rank ended: its process's exit status, and what its function returned or raised."""
+
+    status: int
+    value: Any = None
+    error: BaseException | None = None
+    finished: bool = False
+    output: str = ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_environment(rank: int, size: int, port: int, job: str) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NEURAXIS_JOB": job,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class Ranks:
+    """Started ranks; a context manager that leaves none behind."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        size: int,
+        *arguments: Any,
+        env: dict[str, str] | None = None,
+        command: Callable[[int], list[str]] = lambda rank: [],
+        only: list[int] | None = None,
+        port: int | None = None,
+        job: str | None = None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="neuraxis-test-"))
+        self.size = size
+        port = port or free_port()
+        job = secrets.token_hex(8) if job is None else job
+        call = pickle.dumps((function.__module__, function.__qualname__, arguments))
+        (self.folder / "call").write_bytes(call)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in only if only is not None else range(size):
+            environment = {**os.environ, **rank_environment(rank, size, port, job), **(env or {})}
+            with (self.folder / f"{rank}.log").open("wb") as log:
+                self.processes[rank] = subprocess.Popen(
+                    [*command(rank), sys.executable, "-m", "tests.comm.ranks", str(self.folder), str(rank)],
+                    env=environment,
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+    def outcomes(self, timeout: float = 60.0) -> list[Outcome]:
+        """Wait for all and say how each ended. A rank that does not end is shown with its output."""
+        deadline = time.monotonic() + timeout
+        for rank, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(
+                    f"rank {rank} did not end within {timeout} s:\n{self.output(rank)}"
+                ) from None
+        return [self._outcome(rank) for rank in self.processes]
+
+    def output(self, rank: int) -> str:
+        return (self.folder / f"{rank}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str, timeout: float = 30.0) -> None:
+        """Wait until a rank has called `mark(name)`."""
+        if not _appears(self.folder / f"mark-{name}", timeout):
+            logs = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in self.processes)
+            raise AssertionError(f"no rank came to {name!r} within {timeout} s\n{logs}")
+
+    def _outcome(self, rank: int) -> Outcome:
+        outcome = Outcome(self.processes[rank].returncode, output=self.output(rank))
+        path = self.folder / f"{rank}.result"
+        if path.exists():
+            outcome.finished, outcome.value, outcome.error = pickle.loads(path.read_bytes())
+        return outcome
+
+
+def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 60.0, **options: Any) -> list[Any]:
+    """Run and require that every rank returned; their values."""
+    with Ranks(function, size, *arguments, **options) as ranks:
+        outcomes = ranks.outcomes(timeout)
+    story = "\n".join(f"--- rank {rank}, exit status {o.status}\n{o.output}" for rank, o in enumerate(outcomes))
+    assert all(outcome.finished and outcome.error is None and outcome.status == 0 for outcome in outcomes), story
+    return [outcome.value for outcome in outcomes]
+
+
+def mark(name: str) -> None:
+    """Within a rank: let the test know that this place was reached."""
+    (Path(os.environ["NEURAXIS_TEST_FOLDER"]) / f"mark-{name}").touch()
+
+
+def await_mark(name: str, timeout: float = 30.0) -> None:
+    """Within a rank: wait until some rank has called `mark(name)`."""
+    assert _appears(Path(os.environ["NEURAXIS_TEST_FOLDER"]) / f"mark-{name}", timeout), f"no rank came to {name!r}"
+
+
+def _appears(path: Path, timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _main(folder: Path, rank: int) -> None:
+    import importlib
+    import traceback
+
+    os.environ["NEURAXIS_TEST_FOLDER"] = str(folder)
+    module, name, arguments = pickle.loads((folder / "call").read_bytes())
+    function = getattr(importlib.import_module(module), name)
+    result: tuple[bool, Any, BaseException | None]
+    status = 0
+    try:
+        result = (True, function(*arguments), None)
+    except BaseException as error:
+        traceback.print_exc()
+        result = (True, None, error)
+        status = 1
+    temporary = folder / f".{rank}.result"
+    try:
+        content = pickle.dumps(result)
+    except Exception:
+        content = pickle.dumps((True, None, AssertionError(repr(result[2] or result[1]))))
+    temporary.write_bytes(content)
+    temporary.replace(folder / f"{rank}.result")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""What every test of the project shares: nothing may be left behind, and crews come one at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psutil
+import pytest
+
+from tests.crew import CREWS, Crew
+
+_SEGMENT = re.compile(r"/neuraxis-[^/-]+-[0-9a-f]{16}")
+
+GRACE_S = 2.0  # what has been told to end may take a moment to be gone
+
+hypothesis.settings.register_profile("local", deadline=None, database=None)
+hypothesis.settings.register_profile("ci", deadline=None, database=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
+
+
+# --- options and markers ---
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+        if item.get_closest_marker("gpu") and not _cuda_device():
+            item.add_marker(pytest.mark.skip(reason="gpu: there is no CUDA device here"))
+
+
+def _cuda_device() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+# --- crews ---
+
+
+@pytest.fixture(scope="session", params=CREWS, ids=lambda crew: f"{crew[0]}-{crew[1]}")
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    """The ranks of one world, alive from test to test; pytest groups the tests that use the same one."""
+    crew = Crew(*request.param)
+    yield crew
+    crew.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End a crew as soon as the next test does not use it, so that there is never more than one."""
+    result = yield
+    crew = getattr(item, "funcargs", {}).get("crew")
+    if isinstance(crew, Crew) and _crew_parameter(item) != _crew_parameter(nextitem):
+        crew.close()
+    return result
+
+
+def _crew_parameter(item: Any) -> Any:
+    return getattr(getattr(item, "callspec", None), "params", {}).get("crew")
+
+
+# --- nothing is left behind ---
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test after which a process, thread, descriptor or shared memory is there that was not before."""
+    if "crew" in request.fixturenames:
+        request.getfixturevalue("crew").ensure()  # a crew that an earlier test broke is started anew
+    before = _held()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while left := _left(before):
+        if time.monotonic() > deadline:
+            pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
+        time.sleep(0.01)
+
+
+def _held() -> dict[str, dict[Any, str]]:
+    """What this process holds: kind → what identifies one → how to describe it."""
+    me = psutil.Process()
+    held: dict[str, dict[Any, str]] = {"process": {}, "thread": {}, "descriptor": {}, "segment": {}}
+    for child in me.children(recursive=True):
+        try:
+            held["process"][child.pid, child.create_time()] = f"{child.pid} {' '.join(child.cmdline())[:200]}"
+        except psutil.NoSuchProcess:
+            pass
+    for thread in threading.enumerate():
+        held["thread"][thread] = repr(thread)
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except FileNotFoundError:  # the one that lists this folder
+            continue
+        held["descriptor"][link.name, target] = f"{link.name} → {target}"
+    for segment in Path("/dev/shm").glob("neuraxis-*"):
+        held["segment"][segment.name] = f"/dev/shm/{segment.name}"
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if _SEGMENT.search(line):
+            held["segment"][line.split(maxsplit=1)[0]] = line
+    return held
+
+
+def _left(before: dict[str, dict[Any, str]]) -> list[str]:
+    return [
+        f"{kind}: {description}"
+        for kind, now in _held().items()
+        for identity, description in now.items()
+        if identity not in before[kind]
+    ]

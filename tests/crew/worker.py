@@ -1,0 +1,54 @@
+"""One rank of a crew: connects to the test, starts its context, and calls what it is told to."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing.connection as mpc
+import os
+import socket
+import sys
+import traceback
+import warnings
+from typing import Any
+
+CONTEXT_TIMEOUT_S = 30.0
+
+
+def main(address: str, backend: str) -> None:
+    stream = socket.socket(socket.AF_UNIX)
+    stream.connect(address)
+    connection = mpc.Connection(stream.detach())
+    connection.send(int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]))
+    try:
+        from neuraxis.comm import DistributedContext
+
+        context = DistributedContext(backend, timeout=CONTEXT_TIMEOUT_S).initialize()
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    warnings.simplefilter("error")
+    with context:
+        while (order := _next(connection)) is not None:
+            connection.send(_answer(context, *order))
+
+
+def _next(connection: Any) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:  # the test process is gone
+        return None
+
+
+def _answer(context: Any, module: str, name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        return True, function(context, *arguments)  # type: ignore[operator]
+    except BaseException:
+        return False, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
