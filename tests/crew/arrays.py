@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -76,7 +77,14 @@ def wide_dtype(name: str) -> np.dtype:
 
 def content(name: str, shape: Sequence[int], *seed: int) -> np.ndarray:
     """Values that differ with every number in `seed` (rank, place, ...), exact in the dtype `name`."""
-    return np.asarray(_content(name, shape, *seed))
+    return _kept_content(name, tuple(shape), seed)
+
+
+@lru_cache(maxsize=4096)
+def _kept_content(name: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> np.ndarray:
+    values = np.asarray(_content(name, shape, *seed))
+    values.flags.writeable = False
+    return values
 
 
 def _content(name: str, shape: Sequence[int], *seed: int) -> Any:

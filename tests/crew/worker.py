@@ -28,6 +28,7 @@ def main(address: str, backend: str) -> None:
         raise
     connection.send((True, None))
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")  # torch's complex32
     with context:
         while (order := _next(connection)) is not None:
             connection.send(_answer(context, *order))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuraxis.launch.environment import usable_cores
+from neuraxis.machine import usable_cores
 
 SHOW = """
     import json

@@ -102,7 +102,7 @@ def _ddp_hooks() -> None:
 
     with process_group() as (rank, size):
         for state, hook in (
-            (None, default_hooks.bf16_compress_hook),
+            (None, default_hooks.fp16_compress_hook),
             (powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
         ):
             model = _model()

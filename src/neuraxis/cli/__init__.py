@@ -17,10 +17,13 @@ app = App(
     help="A distributed runtime for brains and neural networks.",
     version=neuraxis.__version__,
 )
-app.command("neuraxis.cli.launch:launch", name="launch")
-app.command("neuraxis.cli.patterns:patterns", name="patterns")
-app.command("neuraxis.cli.bench:app", name="bench")
-app.command("neuraxis.cli.doctor:doctor", name="doctor")
+for _name, _target, _help in (
+    ("patterns", "neuraxis.cli.patterns:patterns", "Run every communication pattern and show what moved."),
+    ("launch", "neuraxis.cli.launch:launch", "Start, supervise and restart the ranks of a script."),
+    ("bench", "neuraxis.cli.bench:app", "Measure, side by side with the peers that are installed."),
+    ("doctor", "neuraxis.cli.doctor:doctor", "What is usable here, and what to do about the rest."),
+):
+    app.command(_target, name=_name, help=_help)
 
 
 def main() -> None:

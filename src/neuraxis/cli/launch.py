@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from neuraxis.errors import NeuraxisError
-from neuraxis.launch.environment import usable_cores
 from neuraxis.launch.options import DEFAULT_GRACE_S, LaunchOptions
 from neuraxis.launch.script import launch_script
+from neuraxis.machine import usable_cores
 
 __all__ = ["launch"]
 

@@ -631,7 +631,9 @@ class NonMember:
     def __init__(self, ranks: tuple[int, ...], me: int) -> None:
         self.ranks = ranks
         self.rank = -1
-        self.size = len(ranks)
+        self.size = -1
+        self.backend_name = "none"
+        self.failed = False
         self._me = me
 
     def __repr__(self) -> str:
@@ -639,6 +641,10 @@ class NonMember:
 
     def __bool__(self) -> bool:
         return False
+
+    def new_group(self, ranks: Iterable[int] | None = None, timeout: float | None = None) -> NonMember:
+        """A group within a group that this rank is not in: it is not in that one either."""
+        return NonMember(tuple(sorted(self.ranks if ranks is None else ranks)), self._me)
 
     def destroy(self) -> None:
         """There is nothing to free."""

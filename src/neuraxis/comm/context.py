@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import msgspec
 
-import neuraxis
 from neuraxis.comm.backend import Backend
 from neuraxis.comm.communicator import Communicator, NonMember
 from neuraxis.comm.environment import Launch, detect_launch
@@ -31,6 +30,7 @@ from neuraxis.errors import (
     NotInitialized,
     RendezvousError,
 )
+from neuraxis.version import __version__
 
 __all__ = ["BACKENDS", "DistributedContext", "current_context", "init_distributed"]
 
@@ -221,7 +221,7 @@ class DistributedContext:
     def _agree_on_backend(self, launch: Launch, rendezvous: Rendezvous) -> Backend:
         identity = host_identity()
         gpu = gpu_of_rank(self.device_id, launch.local_rank) if self.requested_backend in ("auto", "nccl") else ""
-        mine = _Introduction(self.requested_backend, neuraxis.__version__, identity, rendezvous.host, gpu)
+        mine = _Introduction(self.requested_backend, __version__, identity, rendezvous.host, gpu)
         ranks = [
             msgspec.msgpack.decode(answer, type=_Introduction)
             for answer in rendezvous.exchange(msgspec.msgpack.encode(mine))

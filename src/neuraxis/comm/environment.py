@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["Launch", "detect_launch", "usable_cores"]
+__all__ = ["Launch", "detect_launch"]
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,6 @@ def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch:
             job,
         )
     return Launch("none", 0, 1, 0, 1, addr, port, environ.get("NEURAXIS_JOB", ""))
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: its affinity, and the quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no such limit here
-    return cores
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

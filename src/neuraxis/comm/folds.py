@@ -131,11 +131,12 @@ def _integer_fold(element: Any) -> Any:
                 _bitwise(accumulator, value, op)
             if op == _AVG:
                 for i in range(width):
-                    total = accumulator[i]
-                    if signed and total < 0:
-                        accumulator[i] = -((-total) // n)
+                    if signed:
+                        total = np.int64(accumulator[i])
+                        quotient = total // n  # rounded down, so negative quotients with a remainder are one too low
+                        accumulator[i] = quotient + (1 if total < 0 and quotient * n != total else 0)
                     else:
-                        accumulator[i] = total // n
+                        accumulator[i] = np.uint64(accumulator[i]) // np.uint64(n)
             copy_bytes(out + start * size, scratch, width * size)
 
     return fold

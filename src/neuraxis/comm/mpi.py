@@ -214,8 +214,9 @@ class MpiBackend(Backend):
         if array.dtype.kind in "fc":
             array /= self.size
         else:
-            quotient = np.abs(array) // self.size  # towards zero
-            array[:] = np.where(array < 0, -quotient, quotient) if array.dtype.kind == "i" else quotient
+            total = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64)
+            quotient = total // self.size  # rounded down; the mean of integers is rounded towards zero
+            array[:] = quotient + ((total < 0) & (quotient * self.size != total))
 
 
 class _MpiRequest(Request):

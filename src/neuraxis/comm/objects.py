@@ -27,7 +27,10 @@ _PLAIN = (type(None), bool, float, str, bytes)
 
 def encode(value: Any, allow_pickle: bool = False) -> bytes:
     """`value` as bytes."""
-    return msgspec.msgpack.encode(_lower(value, allow_pickle))
+    try:
+        return msgspec.msgpack.encode(_lower(value, allow_pickle))
+    except UnicodeEncodeError as error:
+        raise NotSerializable(f"text that is not valid Unicode cannot be sent: {error}") from error
 
 
 def decode(content: Any, allow_pickle: bool = False) -> Any:
@@ -59,14 +62,16 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
         return _extension(_FROZENSET, list(value), allow_pickle)
     if kind is complex:
         return _extension(_COMPLEX, [value.real, value.imag], allow_pickle)
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
+    if isinstance(value, np.generic) and _is_plain_dtype(value.dtype):
         return _extension(_SCALAR, _array_parts(np.asarray(value)), allow_pickle)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    # Subclasses hold more than their data (a mask, units), so only what is nothing but an array goes as one.
+    if kind in (np.ndarray, np.memmap) and _is_plain_dtype(value.dtype):
         return _extension(_ARRAY, _array_parts(value), allow_pickle)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        parts = [str(value.dtype).removeprefix("torch."), list(value.shape), flat.numpy().tobytes()]
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        parts = [str(value.dtype).removeprefix("torch."), list(value.shape), content]
         return _extension(_TENSOR, parts, allow_pickle)
     if allow_pickle:
         return msgspec.msgpack.Ext(_PICKLE, pickle.dumps(value))
@@ -81,20 +86,39 @@ def _extension(code: int, value: Any, allow_pickle: bool) -> msgspec.msgpack.Ext
     return msgspec.msgpack.Ext(code, encode(value, allow_pickle))
 
 
+def _is_plain_dtype(dtype: np.dtype) -> bool:
+    return not dtype.hasobject and dtype.subdtype is None
+
+
 def _array_parts(array: np.ndarray) -> list[Any]:
-    description: Any = array.dtype.str
-    if array.dtype.fields:
-        description = [list(field) for field in array.dtype.descr]
-    elif array.dtype.kind == "V":
-        description = array.dtype.name  # bfloat16 and its like, known by name where ml_dtypes is loaded
-    return [description, list(array.shape), np.ascontiguousarray(array).tobytes()]
+    return [_describe(array.dtype), list(array.shape), np.ascontiguousarray(array).tobytes()]
+
+
+def _describe(dtype: np.dtype) -> Any:
+    """A dtype as plain data. A record keeps its offsets, so that padding comes back as padding."""
+    if dtype.fields is not None and dtype.names is not None:
+        fields = [dtype.fields[name] for name in dtype.names]
+        formats = [[_describe(field[0].base), list(field[0].shape)] for field in fields]
+        return [list(dtype.names), formats, [field[1] for field in fields], dtype.itemsize]
+    if dtype.kind == "V" and not dtype.name.startswith("void"):
+        return dtype.name  # bfloat16 and its like, known by name where ml_dtypes is loaded
+    return dtype.str
+
+
+def _dtype(description: Any) -> np.dtype:
+    if not isinstance(description, list):
+        return np.dtype(str(description))
+    names, formats, offsets, itemsize = description
+    parts = [(_dtype(base), tuple(shape)) if shape else _dtype(base) for base, shape in formats]
+    return np.dtype({"names": names, "formats": parts, "offsets": offsets, "itemsize": itemsize})
 
 
 def _array(parts: list[Any]) -> np.ndarray:
     description, shape, content = parts
-    if isinstance(description, list):
-        description = [tuple(field) for field in description]
-    return np.frombuffer(bytearray(content), np.dtype(description)).reshape(shape)
+    dtype = _dtype(description)
+    if dtype.itemsize == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer(bytearray(content), dtype).reshape(shape)
 
 
 def _tensor(parts: list[Any]) -> Any:

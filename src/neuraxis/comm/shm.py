@@ -23,7 +23,6 @@ import numpy as np
 from neuraxis.comm import arena, buffers, kernels
 from neuraxis.comm.backend import Backend, Exchange, Operation, Request, describe_call
 from neuraxis.comm.buffers import Buffer
-from neuraxis.comm.environment import usable_cores
 from neuraxis.comm.folds import TILE_BYTES, fold_address
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.gathering import (
@@ -37,6 +36,7 @@ from neuraxis.comm.mailbox import Endpoint
 from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
 from neuraxis.comm.rings import DOORBELL_BYTES, RING_COUNTERS_BYTES, ring_bytes
 from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, InvalidType, NeuraxisError, PeerLost
+from neuraxis.machine import usable_cores
 
 __all__ = ["ShmBackend"]
 

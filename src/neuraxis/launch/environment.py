@@ -5,13 +5,14 @@ The names are those of torchrun, so that scripts written for it (and torch itsel
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Placement", "free_port", "new_job_secret", "rank_environment", "usable_cores"]
+from neuraxis.machine import usable_cores
+
+__all__ = ["Placement", "free_port", "new_job_secret", "rank_environment"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,6 @@ def rank_environment(place: Placement, local_rank: int, base: Mapping[str, str])
 
 def new_job_secret() -> str:
     return secrets.token_hex(16)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: under taskset or in a container, fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_port(address: str = "127.0.0.1") -> int:

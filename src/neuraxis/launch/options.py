@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neuraxis.errors import InvalidArgument, LaunchError
-from neuraxis.launch.environment import usable_cores
+from neuraxis.machine import usable_cores
 
 __all__ = ["DEFAULT_GRACE_S", "MULTI_NODE_PORT", "LaunchOptions"]
 

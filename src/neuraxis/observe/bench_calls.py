@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
@@ -61,7 +62,8 @@ class _ShmCalls:
             case "all_reduce":
                 return partial(comm.all_reduce, source)
             case "barrier":
-                return comm.barrier
+                barrier: Operation = comm.barrier
+                return barrier
             case "gather":
                 return partial(comm.gather, source, buffers.target_parts if self.rank == 0 else None, 0)
             case "all_gather":
@@ -86,10 +88,9 @@ class _TorchCalls:
     """torch.distributed on torch tensors: torch's own gloo, or neuraxis's shm as torch's backend."""
 
     def __init__(self, contender: str, timeout_s: float) -> None:
-        import datetime
+        import torch.distributed
 
         import torch
-        import torch.distributed
 
         torch.set_num_threads(1)
         backend = contender
@@ -97,7 +98,7 @@ class _TorchCalls:
             importlib.import_module("neuraxis.torch")  # registers the backend
             backend = "shm"
         self._torch, self._dist = torch, torch.distributed
-        self._dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
+        self._dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         self.rank, self.ranks = self._dist.get_rank(), self._dist.get_world_size()
 
     def operation(self, buffers: Buffers) -> Operation:

@@ -28,8 +28,8 @@ from neuraxis.launch.environment import (
     free_port,
     new_job_secret,
     rank_environment,
-    usable_cores,
 )
+from neuraxis.machine import usable_cores
 from neuraxis.observe.bench_rank import ADDRESS, CONTENDER, TOKEN, Ask, Reply
 
 __all__ = ["Contender", "ContenderFailed", "find_mpirun"]

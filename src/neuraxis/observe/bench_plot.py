@@ -76,9 +76,10 @@ def plot_results(results: Results) -> Any:
         # With a last row that is not full, the panel above the gap carries the axis.
         lowest = max(index for index in range(len(patterns)) if index % columns == column)
         panels[lowest].tick_params(labelbottom=True)
-    handles = {}
+    handles: dict[str, Any] = {}
     for ax in panels:
-        handles.update(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
     figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=4, frameon=False)
     figure.suptitle(
         f"Time of a call, {results.plan.ranks} ranks, {results.machine.get('cores', '?').split()[0]} cores",

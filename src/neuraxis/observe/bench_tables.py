@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ SIZE_MEANING = (
     "Size: bytes of float32 that one rank passes in; for scatter, all_to_all and reduce_scatter the whole input, "
     "cut into one part a rank (at least one number each). send_recv is half a round trip."
 )
+
+_TEXT_WIDTH = 100
 
 Rows = list[list[str]]
 
@@ -55,7 +58,7 @@ def print_tables(results: Results, console: Console) -> None:
 
 def as_text(results: Results) -> str:
     """For a file or a pipe."""
-    blocks = ["\n".join(_heading(results))]
+    blocks = ["\n".join(textwrap.fill(line, _TEXT_WIDTH) for line in _heading(results))]
     for pattern, headings, rows in _tables(results):
         widths = _widths(headings, rows)
         lines = [pattern]
@@ -141,7 +144,7 @@ def _time(microseconds: float | None) -> str:
 def _ratio(ratio: float | None) -> str:
     if ratio is None:
         return "-"
-    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
 def _widths(headings: Sequence[str], rows: Rows) -> list[int]:

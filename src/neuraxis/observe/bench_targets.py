@@ -29,10 +29,12 @@ class Verdict(msgspec.Struct):
     met: bool
 
     def __str__(self) -> str:
-        where = f" at {size_text(self.size)}" if self.size else ""
+        what, where = f"{self.pattern}, {self.sizes}", f" at {size_text(self.size)}"
+        if not self.size:
+            what, where = self.pattern, ""  # a barrier
         state = "met" if self.met else f"missed by {1 - self.reached / self.wanted:.0%}"
-        text = f"{self.reached:.3g}× {self.peer}{where}, wanted {self.wanted:g}×"
-        return f"{self.pattern}, {self.sizes}, {self.ours}: {text}: {state}"
+        text = f"{self.reached:.3g}x as fast as {self.peer}{where}, wanted {self.wanted:g}x"
+        return f"{what}: {self.ours} is {text}: {state}"
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -40,23 +42,22 @@ def verdicts(results: Results) -> list[Verdict]:
     found = []
     for pattern in PATTERNS:
         for ours, peer, small, large in _wanted(pattern, results.plan.ranks):
-            for wanted, sizes, fits in (
-                (small, f"up to {size_text(_SMALL)}", lambda size: size <= _SMALL),
-                (large, size_text(_LARGE), lambda size: size == _LARGE),
+            for wanted, sizes, least, most in (
+                (small, f"up to {size_text(_SMALL)}", 0, _SMALL),
+                (large, size_text(_LARGE), _LARGE, _LARGE),
             ):
                 ratios = {
                     size: ratio
                     for other, size in results.plan.cells()
-                    if other == pattern and fits(size)
+                    if other == pattern and least <= size <= most
                     for ratio in [results.ratio(pattern, size, peer, ours)]
                     if ratio is not None
                 }
                 if wanted is None or not ratios:
                     continue
                 size = min(ratios, key=ratios.__getitem__)
-                reached = ratios[size]
-                label = sizes if size else "no data"
-                found.append(Verdict(pattern, label, ours, peer, wanted, reached, size, met=reached >= wanted))
+                met = ratios[size] >= wanted
+                found.append(Verdict(pattern, sizes, ours, peer, wanted, ratios[size], size, met))
     return found
 
 

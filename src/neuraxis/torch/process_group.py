@@ -239,7 +239,8 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._communicator.destroy()
 
     def abort(self) -> None:
-        self._communicator.destroy()
+        """Free everything at once; what is under way ends with an error."""
+        self._communicator.abort()
 
 
 def _is_async(opts: Any) -> bool:

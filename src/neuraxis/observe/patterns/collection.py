@@ -64,7 +64,8 @@ def differences(run: PatternRun, dim: int) -> list[str]:
     for view in run.ranks:
         if view.left_ms is not None and view.left_ms < max(arrivals):
             found.append(
-                f"{run.name}: rank {view.rank} left at {view.left_ms:.3f} ms, before the last arrival at {max(arrivals):.3f} ms"
+                f"{run.name}: rank {view.rank} left at {view.left_ms:.3f} ms, "
+                f"before the last arrival at {max(arrivals):.3f} ms"
             )
     return found
 
@@ -103,7 +104,16 @@ def _run(n: int, backend: str, dim: int) -> list[RankObservations]:
 def _run_with_mpi(n: int, dim: int) -> list[RankObservations]:
     with tempfile.TemporaryDirectory(prefix="neuraxis-patterns-") as folder:
         file = Path(folder) / "observations.json"
-        command = [*_mpirun(), "-n", str(n), sys.executable, "-m", "neuraxis.observe.patterns.rank", str(dim), str(file)]
+        command = [
+            *_mpirun(),
+            "-n",
+            str(n),
+            sys.executable,
+            "-m",
+            "neuraxis.observe.patterns.rank",
+            str(dim),
+            str(file),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as mpirun:
             try:
                 output, _ = mpirun.communicate(timeout=_TIMEOUT_S)
@@ -118,9 +128,7 @@ def _run_with_mpi(n: int, dim: int) -> list[RankObservations]:
             )
         everybody = json.loads(file.read_text(encoding="utf-8"))
     return [
-        RankObservations(
-            rank["backend"], {name: Observation(**seen) for name, seen in rank["observations"].items()}
-        )
+        RankObservations(rank["backend"], {name: Observation(**seen) for name, seen in rank["observations"].items()})
         for rank in everybody
     ]
 
@@ -158,5 +166,7 @@ def _check_gpus(n: int) -> None:
     gpus = require_torch("nccl").cuda.device_count()
     if gpus < n:
         raise BackendUnavailable(
-            "nccl", f"each of the {n} ranks needs a GPU of its own and there are {gpus}", f"Use -n {gpus}, or another backend"
+            "nccl",
+            f"each of the {n} ranks needs a GPU of its own and there are {gpus}",
+            f"Use -n {gpus}, or another backend",
         )

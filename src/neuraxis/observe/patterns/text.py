@@ -37,7 +37,7 @@ def print_report(report: PatternReport, console: Console) -> None:
         line()
         for row in _times(run) if run.name == "barrier" else _values(run):
             line(row)
-        if run.reduces:
+        if run.reduces and len(sources(run, 0, 0)) > 1:
             line(_INDENT + sum_in_words(run))
     line()
     for problem in report.problems:

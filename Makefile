@@ -1,0 +1,47 @@
+# Everything needs only python3 (with venv and pip); the rest is installed into .venv from the pins in constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint bench install clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+demo: .venv/base  ## see every communication pattern run between four processes
+	$(BIN)/neuraxis patterns -n 4 --html patterns.html
+	@echo "The same as a page to keep open: patterns.html"
+
+test: lint  ## everything that must pass before a change lands
+	$(BIN)/python -m pytest
+
+lint: .venv/dev  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev  ## measure the collectives beside gloo and Open MPI
+	$(BIN)/neuraxis bench collectives --plot benchmark.png
+
+install: .venv/all  ## everything, every extra included
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/base: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $@ .venv/base
+
+.venv/all: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[all,dev]'
+	@touch $@ .venv/dev .venv/base
+
+clean:  ## remove the environment and what tools left
+	rm -rf .venv build dist patterns.html benchmark.png .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

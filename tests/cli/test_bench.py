@@ -1,0 +1,215 @@
+"""`neuraxis bench collectives` as a user runs it: real contenders, tiny sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from neuraxis.observe.bench_collectives import Measurement, Plan, Results
+from neuraxis.observe.bench_contenders import LeftOut
+from neuraxis.observe.bench_patterns import PATTERNS, SIZES, Buffers, WrongResult, parse_patterns, parse_sizes
+from neuraxis.observe.bench_tables import as_data, as_markdown, as_text
+from neuraxis.observe.bench_targets import verdicts
+
+COMMAND = [sys.executable, "-m", "neuraxis", "bench", "collectives"]
+MARK = "NEURAXIS_TEST_MARK"
+LIMIT_S = 100
+
+
+def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env={**os.environ, **variables, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert not marked(mark)
+    return done
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that came of one command."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+def site(folder: Path, text: str) -> dict[str, str]:
+    """Variables with which each Python process runs `text` at its start."""
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], bytes]:
+    picture = tmp_path_factory.mktemp("bench") / "out.png"
+    words = ("--sizes", "4,1024", "--patterns", "all_reduce,barrier", "--repeats", "1", "--json")
+    done = bench(*words, "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress where there is no terminal
+    return json.loads(done.stdout), picture.read_bytes()
+
+
+def test_json_has_every_contender(run: tuple[dict[str, Any], bytes]) -> None:
+    data = run[0]
+    assert data["failures"] == []
+    found = {(m["contender"], m["pattern"], m["size"]) for m in data["measurements"]}
+    contenders = {"shm", "gloo", "mpi"}
+    if importlib.util.find_spec("neuraxis.torch") is not None:
+        contenders.add("torch-shm")
+    cells = {("all_reduce", 4), ("all_reduce", 1024), ("barrier", 0)}
+    assert found == {(contender, *cell) for contender in contenders for cell in cells}
+    for measured in data["measurements"]:
+        assert len(measured["rounds_us"]) == 1
+        assert measured["median_us"] == measured["rounds_us"][0] > 0
+    ratio = next(r for r in data["ratios"] if (r["pattern"], r["peer"], r["ours"]) == ("barrier", "mpi", "shm"))
+    times = {m["contender"]: m["median_us"] for m in data["measurements"] if m["pattern"] == "barrier"}
+    assert ratio["ratio"] == pytest.approx(times["mpi"] / times["shm"])
+    assert {"cpu", "cores", "memory", "kernel", "python", "numpy", "numba", "torch", "mpi"} <= set(data["machine"])
+    assert {(t["pattern"], t["peer"]) for t in data["targets"]} >= {("all_reduce", "gloo"), ("all_reduce", "mpi")}
+
+
+def test_the_plot_is_a_png(run: tuple[dict[str, Any], bytes]) -> None:
+    assert run[1].startswith(b"\x89PNG\r\n")
+    assert len(run[1]) > 10_000
+
+
+def test_tables_of_a_run(run: tuple[dict[str, Any], bytes]) -> None:
+    results = msgspec.convert(run[0], Results)
+    text = as_text(results)
+    assert re.search(r"^all_reduce\n +size +shm µs .*gloo/shm +mpi/shm", text, re.M)
+    assert re.search(r"^ *1 KB +[\d.,]+ ", text, re.M)
+    assert "Targets" in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert "### barrier\n\n|" in as_markdown(results)
+
+
+def test_every_pattern_of_every_contender_is_right(tmp_path: Path) -> None:
+    """Each contender checks its first result; three ranks and uneven pieces would show a misrouted part."""
+    done = bench("-n", "3", "--sizes", "24", "--repeats", "1", "--quick", "--json")
+    data = json.loads(done.stdout)
+    assert data["failures"] == []
+    for contender in ("shm", "gloo", "mpi"):
+        found = {m["pattern"] for m in data["measurements"] if m["contender"] == contender}
+        assert found == set(PATTERNS)
+
+
+def test_a_contender_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    broken = "import os, sys\nif os.environ.get('NEURAXIS_BENCH_CONTENDER') == 'gloo': sys.modules['torch'] = None\n"
+    words = ("--patterns", "barrier", "--repeats", "1", "--peers", "gloo")
+    done = bench(*words, **site(tmp_path, broken))
+    assert done.returncode == 0, done.stderr
+    assert "failed: gloo: ModuleNotFoundError: import of torch halted" in done.stdout
+    assert re.search(r"^ *size +shm µs", done.stdout, re.M)
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_the_line_that_installs_it(tmp_path: Path) -> None:
+    absent = "import sys\nsys.modules.update(torch=None, mpi4py=None)\n"
+    done = bench("--patterns", "barrier", "--repeats", "1", **site(tmp_path, absent))
+    assert done.returncode == 0, done.stderr
+    assert "gloo is left out: torch is not installed: pip install 'neuraxis[torch]'" in done.stdout
+    assert "mpi is left out: mpi4py is not installed: pip install 'neuraxis[bench]'" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything(number: int, status: int) -> None:
+    mark = uuid.uuid4().hex
+    words = ("--patterns", "barrier", "--repeats", "100000", "--peers", "mpi")
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        while sum("bench_rank" in " ".join(p.cmdline()) for p in marked(mark)) < 4:
+            assert process.poll() is None
+        process.send_signal(number)
+        process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == status
+    assert not marked(mark)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sizes", "4,tiny"], "'tiny' is not a size such as 4, 16KB or 64MB"),
+        (["--sizes", "6"], "'6' is not a multiple of 4 bytes"),
+        (["--patterns", "all_reduce,shout"], "'shout' is not one of all_reduce, broadcast"),
+        (["--peers", "nccl"], "'nccl' is not one of gloo, mpi, none"),
+        (["--repeats", "0"], "at least one round"),
+        (["-n", "1"], "at least two ranks"),
+        (["-n", "two"], "two"),
+        (["--json", "--markdown"], "choose one"),
+        (["--plot", "out.doc"], "must end in .png, .svg, .pdf"),
+        (["--plot", "no/such/folder/out.png"], "there is no folder"),
+    ],
+)
+def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from neuraxis.cli.bench import app
+
+    with pytest.raises(SystemExit) as ended:
+        app(["collectives", *words])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert message in " ".join((captured.out + captured.err).split())
+
+
+def test_sizes_and_patterns_are_read() -> None:
+    assert parse_sizes("64MB, 4, 1k,16 KB,4B") == (4, 1024, 16384, 64 * 2**20)
+    assert parse_patterns("send/recv,all-reduce") == ("all_reduce", "send_recv")
+    assert (SIZES[0], SIZES[-1], len(SIZES)) == (4, 64 * 2**20, 11)
+
+
+def test_a_wrong_result_is_noticed() -> None:
+    buffers = Buffers("all_gather", 8, ranks=2, rank=0)
+    buffers.fill()
+    buffers.target[:] = [1, 1, 2, 1]
+    with pytest.raises(WrongResult, match="part 1"):
+        buffers.check()
+    buffers.target[3] = 2
+    buffers.check()
+
+
+def _results(times_us: dict[str, list[float]]) -> Results:
+    """An all_reduce at 4 B and at 64 MB, with the same rounds at both."""
+    plan = Plan(tuple(times_us), ("all_reduce",), (4, 64 * 2**20))
+    measured = [Measurement("all_reduce", size, n, 1, us) for size in plan.sizes for n, us in times_us.items()]
+    return Results(plan, {"cpu": "abacus"}, measured, [LeftOut("mpi", "gone", "pip install it")], [])
+
+
+def test_medians_ratios_and_targets() -> None:
+    results = _results({"shm": [2.0, 1.0, 90.0], "gloo": [60.0, 80.0, 10.0]})
+    assert results.ratio("all_reduce", 4, "gloo") == 30.0
+    small, large = verdicts(results)
+    assert (small.wanted, small.reached, small.met) == (50.0, 30.0, False)
+    assert (large.wanted, large.reached, large.met) == (3.0, 30.0, True)
+    assert str(small).endswith("30x as fast as gloo at 4 B, wanted 50x: missed by 40%")
+    assert as_data(results)["ratios"][0]["ratio"] == 30.0
+    text = as_text(results)
+    assert "1 of 2 met" in text
+    assert "mpi is left out: gone: pip install it" in text

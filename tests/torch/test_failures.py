@@ -1,0 +1,139 @@
+"""A dead rank is an error on the others, soon; and whatever happened, a group leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, ForkedProcess, PeerLost
+from neuraxis.launch import run
+from tests.torch.groups import process_group
+
+# Ranks are started by hand here: a launcher would end the survivors of a rank that dies.
+KILLED = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
+from neuraxis.errors import PeerLost
+from tests.torch.groups import assert_nothing_left
+import neuraxis.torch
+
+torch.set_num_threads(1)
+dist.init_process_group("shm")
+rank = dist.get_rank()
+calls = {  # each in a group of its own, because a failed group stays failed
+    "async": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
+    "future": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future().wait(),
+    "functional": lambda group: functional.all_reduce(torch.ones(4), "sum", group) + 1,
+    "receive": lambda group: dist.recv(torch.ones(4), 2, group=group),
+    "some ranks": lambda group: dist.all_reduce(torch.ones(4), group=group),
+    "ddp": lambda group: model(torch.ones(2, 4)).sum().backward(),
+    "sync": lambda group: dist.all_reduce(torch.ones(4), group=group),
+}
+groups = {name: dist.new_group([0, 2] if name == "some ranks" else [0, 1, 2]) for name in calls}
+model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups["ddp"])
+calls["ddp"](None)
+calls["functional"](groups["functional"])
+dist.barrier()
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+for name, call in calls.items():
+    if name == "some ranks" and rank == 1:
+        continue
+    started = time.monotonic()
+    try:
+        call(groups[name])
+    except PeerLost as error:
+        took = time.monotonic() - started
+        assert error.rank == 2 and error.signal == signal.SIGKILL, (name, error)
+        print(f"{name}: {took:.3f}", flush=True)
+dist.destroy_process_group()
+assert_nothing_left()
+"""
+NOTICED_WITHIN_S = 3.0  # a second is promised; the rest is for a machine with more to do than cores
+
+
+def test_a_killed_rank_is_peer_lost_in_every_kind_of_call() -> None:
+    here = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED],
+            env={**here, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [process.communicate(timeout=100) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0, -signal.SIGKILL], outputs
+    for rank, count in ((0, 7), (1, 6)):
+        took = dict(line.split(": ") for line in outputs[rank][0].splitlines())
+        assert len(took) == count, outputs[rank]
+        assert max(map(float, took.values())) < NOTICED_WITHIN_S, took
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_groups_end_and_begin_again() -> None:
+    assert run(_again, 2, timeout=60) == [None] * 2
+
+
+def _again() -> None:
+    # One store for all: with env:// each group has a store of its own, and a rank that is ahead of rank 0 would
+    # still find that of the group before. It also shows that nobody reads what an earlier group has left there.
+    store, _, _ = next(dist.rendezvous("env://"))
+    here = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    for backend in ("shm", "cpu:shm", "shm"):
+        with process_group(backend, **here) as (rank, size):
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor)
+            assert tensor.item() == sum(range(size))
+            dist.all_reduce(tensor, async_op=True).wait()
+    for check in (_wrong_call, _aborted, _forked):
+        with process_group(**here) as (rank, _):
+            check(rank)
+
+
+def _wrong_call(rank: int) -> None:
+    with pytest.raises(CollectiveMismatch):
+        dist.all_reduce(torch.ones(2 + rank))
+    with pytest.raises((CollectiveMismatch, PeerLost)):
+        dist.barrier()
+
+
+def _aborted(rank: int) -> None:
+    """What waits for a rank that never comes ends when its group is aborted."""
+    group = dist.new_group()
+    assert group is not None
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        group.abort()
+        with pytest.raises((CommunicatorClosed, PeerLost)):
+            work.wait()
+    dist.barrier()
+
+
+def _forked(rank: int) -> None:
+    """A child (such as a DataLoader's worker) has no rank of its own, and does its parent no harm."""
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.barrier()
+        except ForkedProcess:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.barrier()
