@@ -97,15 +97,15 @@ def test_the_plot_is_a_png(run: tuple[dict[str, Any], bytes]) -> None:
 def test_tables_of_a_run(run: tuple[dict[str, Any], bytes]) -> None:
     results = msgspec.convert(run[0], Results)
     text = as_text(results)
-    assert re.search(r"^all_reduce\n +size +shm µs .*gloo/shm +mpi/shm", text, re.M)
+    assert re.search(r"^all_reduce\n *size +shm µs .*gloo/shm +mpi/shm", text, re.M)
     assert re.search(r"^ *1 KB +[\d.,]+ ", text, re.M)
     assert "Targets" in text
     assert max(map(len, text.splitlines())) <= 110
     assert "### barrier\n\n|" in as_markdown(results)
 
 
-def test_every_pattern_of_every_contender_is_right(tmp_path: Path) -> None:
-    """Each contender checks its first result; three ranks and uneven pieces would show a misrouted part."""
+def test_every_pattern_of_every_contender_is_right() -> None:
+    """Each contender checks its first results itself; with three ranks a misrouted part shows."""
     done = bench("-n", "3", "--sizes", "24", "--repeats", "1", "--quick", "--json")
     data = json.loads(done.stdout)
     assert data["failures"] == []
@@ -119,7 +119,7 @@ def test_a_contender_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     words = ("--patterns", "barrier", "--repeats", "1", "--peers", "gloo")
     done = bench(*words, **site(tmp_path, broken))
     assert done.returncode == 0, done.stderr
-    assert "failed: gloo: ModuleNotFoundError: import of torch halted" in done.stdout
+    assert "failed: gloo: ModuleNotFoundError: " in done.stdout
     assert re.search(r"^ *size +shm µs", done.stdout, re.M)
 
 

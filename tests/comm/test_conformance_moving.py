@@ -123,7 +123,8 @@ def single_tensor_forms(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     for maker in cases(library):
-        rows = (2, *maker.shape)
+        if np.prod(maker.shape) > 100_000:  # `2 * size` of it would be much, and says nothing new
+            continue
         whole = Maker(library, maker.name, (2 * size, *maker.shape))
         checks("all_gather_into_tensor", maker.name, maker.shape)
         array, output = whole.of(rank)[:2], whole.blank()
@@ -131,7 +132,6 @@ def single_tensor_forms(context: Any, library: str) -> list[str]:
         checks.same(array, whole.of(rank)[:2], "input")
         for source in range(size):
             checks.same(output[2 * source : 2 * source + 2], whole.of(source)[:2], f"from {source}")
-        assert rows == tuple(array.shape)
 
         checks("all_to_all_single", maker.name, maker.shape)
         array, output = whole.of(rank), whole.blank()

@@ -77,10 +77,11 @@ def wide_dtype(name: str) -> np.dtype:
 
 def content(name: str, shape: Sequence[int], *seed: int) -> np.ndarray:
     """Values that differ with every number in `seed` (rank, place, ...), exact in the dtype `name`."""
-    return _kept_content(name, tuple(shape), seed)
+    make_content = _kept_content if np.prod(shape) < 1000 else _kept_content.__wrapped__
+    return make_content(name, tuple(shape), seed)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8192)  # making random numbers takes longer than moving them
 def _kept_content(name: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> np.ndarray:
     values = np.asarray(_content(name, shape, *seed))
     values.flags.writeable = False
@@ -124,7 +125,7 @@ def terms(name: str, op: ReduceOp, shape: Sequence[int], *seed: int) -> np.ndarr
     if dtype.kind == "c":
         imaginary = random.integers(-1, 2, shape)
         values = (values.real.clip(-1, 1) + 1j * imaginary).astype(dtype)
-    return values
+    return np.asarray(values)
 
 
 def _random(name: str, seed: Sequence[int]) -> np.random.Generator:
@@ -239,13 +240,13 @@ def folded(rows: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
     """What the reduction of these (wide) arrays is: in rank order, wrapping; a mean goes towards zero."""
     result = rows[0].copy()
     for row in rows[1:]:
-        result = _FOLDS[op](result, row)
+        result = np.asarray(_FOLDS[op](result, row))
     if op is not ReduceOp.AVG:
         return result
     if result.dtype.kind in "iu":
         whole = [abs(total) // len(rows) * (1 if total >= 0 else -1) for total in result.ravel().tolist()]
         return np.array(whole, result.dtype).reshape(result.shape)
-    if result.dtype.kind == "c":
-        parts = result.view(result.real.dtype)
-        return (parts / parts.dtype.type(len(rows))).view(result.dtype)
-    return result / result.dtype.type(len(rows))
+    if result.dtype.kind == "c":  # each part by itself
+        count = result.real.dtype.type(len(rows))
+        return np.asarray(result.real / count + 1j * (result.imag / count), result.dtype)
+    return np.asarray(result / result.dtype.type(len(rows)))

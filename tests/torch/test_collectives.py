@@ -210,9 +210,9 @@ def _coalesced(rank: int, size: int) -> None:
     tensor = torch.ones(1)
     with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
         dist.broadcast(tensor, 0)
-    lists = [[torch.zeros(1) for _ in range(size)]]
-    group.allgather_coalesced(lists, [torch.tensor([float(rank)])]).wait()
-    assert [piece.item() for piece in lists[0]] == list(range(size))
+    lists = [[torch.zeros(1), torch.zeros(2)] for _ in range(size)]
+    group.allgather_coalesced(lists, [torch.tensor([float(rank)]), torch.full((2,), 10.0 * rank)]).wait()
+    assert [[piece[-1].item() for piece in pieces] for pieces in lists] == [[o, 10 * o] for o in range(size)]
 
 
 def _functional(rank: int, size: int) -> None:
@@ -275,7 +275,7 @@ def _refusals(rank: int) -> None:
         dist.all_reduce(torch.ones(1), dist._make_nccl_premul_sum(2.0))
     with pytest.raises(InvalidType, match="bitwise"):
         dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)
-    with pytest.raises(InvalidType, match="for CPU tensors.*meta"):
+    with pytest.raises(InvalidType, match=r"for CPU tensors.*meta"):
         dist.all_reduce(torch.ones(1, device="meta"))
-    with pytest.raises(InvalidType, match="for CPU tensors.*meta"):
+    with pytest.raises(InvalidType, match=r"for CPU tensors.*meta"):
         dist.all_gather_into_tensor(torch.ones(4), torch.ones(1, device="meta"))

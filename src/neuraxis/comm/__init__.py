@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from neuraxis.comm.communicator import Communicator, NonMember
+from neuraxis.comm.communicator import Communicator
 from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
+from neuraxis.comm.nonmember import NonMember
 from neuraxis.comm.reduction import ReduceOp
 from neuraxis.comm.work import Work
 

@@ -39,6 +39,11 @@ class Buffer:
         self.memory = memory  # what owns the memory: the user's array, or a contiguous copy of it
         self.origin = origin  # the user's array where `memory` is a copy, else None
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the memory is the CPU's."""
+        return not getattr(self.memory, "is_cuda", False)
+
     def write_back(self) -> None:
         """Carry the content to the user's array, if this buffer is a copy of it."""
         if self.origin is None:

@@ -10,16 +10,18 @@ import atexit
 import importlib.util
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from neuraxis.comm.backend import Backend
-from neuraxis.comm.communicator import Communicator, NonMember
+from neuraxis.comm.communicator import Communicator
 from neuraxis.comm.environment import Launch, detect_launch
 from neuraxis.comm.host import gpu_of_rank, host_identity
 from neuraxis.comm.local import LocalBackend
+from neuraxis.comm.nonmember import NonMember
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
 from neuraxis.errors import (
     AlreadyInitialized,
@@ -129,22 +131,31 @@ class DistributedContext:
 
     def shutdown(self) -> None:
         """Leave the world and free everything: groups, memory, sockets, threads. Can be called again."""
+        self._end(lambda communicator: communicator.destroy())
+
+    def abort(self) -> None:
+        """Shut down without waiting for asynchronous operations that are under way."""
+        self._end(lambda communicator: communicator.abort())
+
+    def _end(self, end: Callable[[Communicator], None]) -> None:
         global _current
         if self._state != "open":
             return
         self._state = "closed"
-        for group in list(self._groups):
-            group.destroy()
-        assert self._world is not None
-        self._world.destroy()
         if _current is self:
             _current = None
+        assert self._world is not None
+        for communicator in [*self._groups, self._world]:
+            end(communicator)
 
     def __enter__(self) -> DistributedContext:
         return self if self._state == "open" else self.initialize()
 
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.shutdown()
+        else:
+            self.abort()  # an error must come out now, not when the others have come
 
     # --- what it knows --------------------------------------------------------------------------
 
@@ -340,7 +351,7 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     if _current is not None:
-        _current.shutdown()
+        _current.abort()
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from neuraxis.comm import context as _context
-from neuraxis.comm.communicator import Communicator, NonMember
+from neuraxis.comm.communicator import Communicator
+from neuraxis.comm.nonmember import NonMember
 from neuraxis.comm.reduction import ReduceOp
 from neuraxis.comm.work import Work
 

@@ -55,6 +55,11 @@ def _rows(size: int, like: Buffer) -> list[Buffer]:
 
 
 def _fold(rows: Sequence[Buffer], out: Buffer, op: ReduceOp) -> None:
+    if not out.on_cpu:  # the folds are for the CPU's memory
+        result = _rows(1, out)[0]
+        _fold(rows, result, op)
+        out.torch().view(-1).copy_(result.torch())
+        return
     if out.element in (ElementType.LONGDOUBLE, ElementType.CLONGDOUBLE):
         out.numpy()[:] = _fold_by_numpy([row.numpy() for row in rows], op)
         return

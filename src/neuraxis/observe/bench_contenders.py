@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import importlib.util
 import secrets
+import signal
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +63,26 @@ def left_out(contender: str) -> LeftOut | None:
     return None
 
 
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM back until the end of the block.
+
+    An exception in the middle of starting or ending a process would leave one that nobody knows of.
+    """
+    came: list[int] = []
+    old = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old[number] = signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 class Contenders:
     """Contenders whose ranks run while this is entered.
 
@@ -100,23 +122,24 @@ class Contenders:
     def fail(self, name: str, reason: str) -> None:
         """End a contender; the others go on."""
         self.failed[name] = reason
-        if name in self.running:
-            self.running.pop(name).end()
+        with signals_later():
+            if name in self.running:
+                self.running.pop(name).end()
 
     def end(self) -> None:
-        try:
+        with signals_later():
             for contender in self.running.values():
                 contender.ask_to_end()
-        finally:
             while self.running:
                 self.running.popitem()[1].end()
 
     def _start(self, address: str) -> None:
-        for name in self._names:
-            try:
-                self.running[name] = Contender(name, self._ranks, address, self._token)
-            except LaunchError as error:
-                self.failed[name] = str(error)
+        with signals_later():
+            for name in self._names:
+                try:
+                    self.running[name] = Contender(name, self._ranks, address, self._token)
+                except LaunchError as error:
+                    self.failed[name] = str(error)
 
     def _meet(self, listener: socket.socket) -> None:
         """Wait until each contender's ranks have all said that their group is complete."""

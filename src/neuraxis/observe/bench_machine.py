@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import neuraxis
-from neuraxis.launch.environment import usable_cores
+from neuraxis.machine import usable_cores
 from neuraxis.observe.bench_contender import find_mpirun
 
 __all__ = ["describe_machine"]

@@ -57,6 +57,8 @@ def main() -> None:
     contender = os.environ[CONTENDER]
     connection = Client(os.environ[ADDRESS], "AF_UNIX")
     hello = Hello(os.environ.pop(TOKEN), contender)
+    asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, asks), daemon=True).start()
     try:
         calls = open_calls(contender, _CALL_LIMIT_S)
     except Exception as error:
@@ -65,13 +67,11 @@ def main() -> None:
         raise SystemExit(1) from error
     hello.rank = calls.rank
     connection.send_bytes(msgspec.msgpack.encode(hello))
-    _serve(connection, calls)
+    _serve(connection, asks, calls)
     calls.close()
 
 
-def _serve(connection: Connection, calls: Calls) -> None:
-    asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, asks), daemon=True).start()
+def _serve(connection: Connection, asks: queue.SimpleQueue[Ask], calls: Calls) -> None:
     while (ask := asks.get()).pattern:
         try:
             reply = Reply(_measure(calls, ask))

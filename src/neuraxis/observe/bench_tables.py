@@ -117,7 +117,7 @@ def _heading(results: Results) -> list[str]:
         ", ".join(
             value if name == "mpi" else f"{name} {value}" for name, value in machine.items() if name not in hardware
         ),
-        f"{plan.ranks} ranks, medians of {plan.rounds} rounds in which the contenders take turns; microseconds a call.",
+        f"{plan.ranks} ranks; microseconds a call, the median of {plan.rounds} round(s) in which all take turns.",
         SIZE_MEANING,
     ]
     for gone in results.left_out:

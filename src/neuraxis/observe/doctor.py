@@ -28,8 +28,8 @@ from typing import Any
 
 from neuraxis.errors import BackendUnavailable, NeuraxisError
 from neuraxis.launch import run
-from neuraxis.machine import usable_cores
 from neuraxis.launch.processes import LINUX
+from neuraxis.machine import usable_cores
 
 __all__ = ["Check", "Finding", "all_checks", "examine", "probe"]
 

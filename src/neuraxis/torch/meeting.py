@@ -59,11 +59,7 @@ class StoreExchange:
             return RendezvousError(f"the store of the process group failed while its ranks met: {error}")
         missing: list[int] = []
         with suppress(RuntimeError, dist.DistError):
-            missing = [
-                rank
-                for rank, key in zip(self._world_ranks, keys, strict=True)
-                if not self._store.check([key])
-            ]
+            missing = [rank for rank, key in zip(self._world_ranks, keys, strict=True) if not self._store.check([key])]
         names = ", ".join(map(str, missing)) or "unknown"
         return RendezvousTimeout(
             f"not every rank came to the process group within {self._timeout:g} s; missing ranks: {names}",
@@ -76,9 +72,7 @@ def check_one_host(exchange: Exchange, world_ranks: Sequence[int]) -> None:
     hosts = [identity.decode() for identity in exchange(host_identity().encode())]
     if len(set(hosts)) == 1:
         return
-    where = ", ".join(
-        f"rank {rank} on {host.split('/')[0]}" for rank, host in zip(world_ranks, hosts, strict=True)
-    )
+    where = ", ".join(f"rank {rank} on {host.split('/')[0]}" for rank, host in zip(world_ranks, hosts, strict=True))
     raise BackendUnavailable(
         "shm",
         f"the ranks are on several hosts ({where})",

@@ -12,6 +12,7 @@ the communicator's thread, so that they overlap with a backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,9 +78,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
         op, async_op = reduce_op_of(opts), _is_async(opts)
         _check_cpu(tensors)
-        return self._each(
-            [lambda t=t: self._communicator.all_reduce(t, op, async_op) for t in tensors], tensors
-        )
+        return self._each([partial(self._communicator.all_reduce, t, op, async_op) for t in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = dist.ReduceOptions() if opts is None else opts
@@ -88,9 +87,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
         return _work(work, tensors)
 
-    def reduce_scatter(
-        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
-    ) -> Any:
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         output, inputs = _single(output_tensors), _single_list(input_tensors)
         work = self._communicator.reduce_scatter(output, inputs, reduce_op_of(opts), _is_async(opts))
@@ -110,7 +107,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         _check_cpu((*outputs, *inputs))
         return self._each(
             [
-                lambda o=o, i=i: self._communicator.reduce_scatter_tensor(o, i, op, async_op)
+                partial(self._communicator.reduce_scatter_tensor, o, i, op, async_op)
                 for o, i in zip(outputs, inputs, strict=True)
             ],
             outputs,
@@ -122,9 +119,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = dist.BroadcastOptions() if opts is None else opts
-        work = self._communicator.broadcast(
-            _single(tensors), group_src=opts.rootRank, async_op=_is_async(opts)
-        )
+        work = self._communicator.broadcast(_single(tensors), group_src=opts.rootRank, async_op=_is_async(opts))
         return _work(work, tensors)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Any:
@@ -132,16 +127,15 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         work = self._communicator.all_gather(outputs, tensor, _is_async(opts))
         return _work(work, output_tensors)
 
-    def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
-    ) -> Any:
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Any:
+        """`output_lists[rank][i]` becomes that rank's `input_tensors[i]`."""
         async_op = _is_async(opts)
-        for outputs in (*output_lists, input_tensors):
-            _check_cpu(outputs)
+        for tensors in (*output_lists, input_tensors):
+            _check_cpu(tensors)
         return self._each(
             [
-                lambda o=o, i=i: self._communicator.all_gather(list(o), i, async_op)
-                for o, i in zip(output_lists, input_tensors, strict=True)
+                partial(self._communicator.all_gather, [outputs[index] for outputs in output_lists], i, async_op)
+                for index, i in enumerate(input_tensors)
             ],
             output_lists,
         )
@@ -158,7 +152,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         _check_cpu((*outputs, *inputs))
         return self._each(
             [
-                lambda o=o, i=i: self._communicator.all_gather_into_tensor(o, i, async_op)
+                partial(self._communicator.all_gather_into_tensor, o, i, async_op)
                 for o, i in zip(outputs, inputs, strict=True)
             ],
             outputs,

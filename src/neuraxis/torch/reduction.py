@@ -12,9 +12,7 @@ from neuraxis.errors import InvalidType
 __all__ = ["reduce_op_of"]
 
 _OPERATIONS = {
-    kind: ReduceOp[name]
-    for name, kind in dist.ReduceOp.RedOpType.__members__.items()
-    if name in ReduceOp.__members__
+    kind: ReduceOp[name] for name, kind in dist.ReduceOp.RedOpType.__members__.items() if name in ReduceOp.__members__
 }
 
 

@@ -16,8 +16,14 @@ from pathlib import Path
 from neuraxis.errors import BackendUnavailable, InvalidArgument, LaunchTimeout, RankFailed
 from neuraxis.observe.patterns.catalogue import CATALOGUE, Entry
 from neuraxis.observe.patterns.definitions import DEFINITIONS, even_ranks
-from neuraxis.observe.patterns.model import PatternReport, PatternRun, RankView
-from neuraxis.observe.patterns.rank import DTYPE, Observation, RankObservations, observe_patterns
+from neuraxis.observe.patterns.model import (
+    DTYPE,
+    Observation,
+    PatternReport,
+    PatternRun,
+    RankObservations,
+    RankView,
+)
 
 __all__ = ["collect_patterns", "differences"]
 
@@ -44,7 +50,7 @@ def collect_patterns(n: int, backend: str = "auto", dim: int = 4) -> PatternRepo
         backend=ranks[0].backend,
         world_size=n,
         dim=dim,
-        dtype=DTYPE.name,
+        dtype=DTYPE,
         host=socket.gethostname(),
         runs=runs,
         problems=[problem for run in runs for problem in differences(run, dim)],
@@ -98,7 +104,14 @@ def _assemble(entry: Entry, dim: int, observations: Sequence[Observation]) -> Pa
 def _run(n: int, backend: str, dim: int) -> list[RankObservations]:
     from neuraxis.launch import run
 
-    return run(observe_patterns, n, backend, dim, timeout=_TIMEOUT_S)
+    return run(_observe, n, backend, dim, timeout=_TIMEOUT_S)
+
+
+def _observe(backend: str, dim: int) -> RankObservations:
+    # Imported by the ranks only: who starts them need not load what they compute with.
+    from neuraxis.observe.patterns.rank import observe_patterns
+
+    return observe_patterns(backend, dim)
 
 
 def _run_with_mpi(n: int, dim: int) -> list[RankObservations]:

@@ -21,7 +21,7 @@ _BADGE = 14.0
 _DIGIT = 7.6
 _CELL_HEIGHT = 19.0
 _ROW = 24.0
-_BAND = 92.0  # between the rows, for the arrows
+_BAND = 92.0  # between the rows, for the arrows; more where they go far, so that they do not lie flat
 _TOP = 2.0
 
 
@@ -43,12 +43,12 @@ class _Drawing:
         self.box_width = max(box, 60.0)
         content = len(run.ranks) * (self.box_width + _GAP) - _GAP
         # A label must fit even when there is one narrow rank.
-        label = 7.0 * len(run.label) + 24
+        label = 7.2 * len(run.label) + 24
         self.width = _GUTTER + max(content, label) + 1
         self.left = _GUTTER + max(0.0, (label - content) / 2)
         self.before_height = self._height([view.before for view in run.ranks])
         self.after_height = self._height([view.after for view in run.ranks])
-        self.after_top = _TOP + self.before_height + _BAND
+        self.after_top = _TOP + self.before_height + _BAND + max(0.0, content - 420) * 0.07
         self.height = self.after_top + self.after_height + 2
 
     def svg(self) -> str:
@@ -141,18 +141,19 @@ class _Drawing:
         return "".join(cells)
 
     def _strip(self, origins: list[int]) -> str:
-        """Whose values are in a sum, as a stripe of their colours under it."""
-        width = self.cell * len(self.places) / len(origins)
+        """Whose values are in each sum, as a stripe of their colours under its cell."""
+        width = (self.cell - 1) / len(origins)
         return "".join(
             element(
                 "rect",
-                x=_BADGE + index * width,
+                x=_BADGE + index * self.cell + 0.5 + part * width,
                 y=_CELL_HEIGHT,
                 width=width,
                 height=3,
                 klass=f"strip {rank_class(rank)}",
             )
-            for index, rank in enumerate(origins)
+            for index in range(len(self.places))
+            for part, rank in enumerate(origins)
         )
 
     def _arrows(self) -> list[str]:
@@ -168,7 +169,7 @@ class _Drawing:
             x1 = self._x(move.to_rank) + self._spread(origins.index(move.from_rank), len(origins))
             drawn.append(arrow(x0, leaving, x1, arriving, rank_class(move.from_rank)))
             middles.append((x0 + x1) / 2)
-        half = (6.6 * len(self.run.label) + 16) / 2
+        half = (7.2 * len(self.run.label) + 16) / 2
         x = min(max(sum(middles) / len(middles), _GUTTER + half), self.width - half - 1)
         y = (leaving + arriving) / 2
         drawn.append(element("rect", x=x - half, y=y - 10, width=2 * half, height=20, rx=10, klass="label"))

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Held", "Move", "PatternReport", "PatternRun", "RankView", "pieces", "sources"]
+__all__ = [
+    "DTYPE",
+    "Held",
+    "Move",
+    "Observation",
+    "PatternReport",
+    "PatternRun",
+    "RankObservations",
+    "RankView",
+    "pieces",
+    "sources",
+]
 
 # What a rank holds: one tensor (a list of values), a list of tensors, or nothing.
 Held = list[int] | list[list[int]] | None
+
+
+DTYPE = "int64"
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,24 @@ class Move:
     to_rank: int
     from_slot: int = 0
     to_slot: int = 0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a rank held before and after a pattern; for a barrier, when it arrived and left (monotonic seconds)."""
+
+    before: Held = None
+    after: Held = None
+    arrived_s: float | None = None
+    left_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RankObservations:
+    """Everything that one rank saw: the backend that was chosen, and an observation for each pattern's name."""
+
+    backend: str
+    observations: dict[str, Observation]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +19,12 @@ import numpy as np
 from neuraxis.comm import DistributedContext, ReduceOp
 from neuraxis.comm import functions as dist
 from neuraxis.observe.patterns.definitions import create_data, even_ranks
-from neuraxis.observe.patterns.model import Held
+from neuraxis.observe.patterns.model import DTYPE, Held, Observation, RankObservations
 
-__all__ = ["DTYPE", "Observation", "RankObservations", "observe_patterns"]
+__all__ = ["observe_patterns"]
 
-DTYPE = np.dtype(np.int64)
 _TIMEOUT_S = 60.0
 _BARRIER_STEP_S = 0.03  # each rank comes to the barrier this much later than the one before: far above a clock's jitter
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What this rank held before and after a pattern; for a barrier, when it arrived and left (monotonic seconds)."""
-
-    before: Held = None
-    after: Held = None
-    arrived_s: float | None = None
-    left_s: float | None = None
-
-
-@dataclass(frozen=True)
-class RankObservations:
-    """Everything that one rank saw: the backend that was chosen, and an observation for each pattern's name."""
-
-    backend: str
-    observations: dict[str, Observation]
 
 
 def observe_patterns(backend: str, dim: int) -> RankObservations:

@@ -1,0 +1,143 @@
+"""How the calls of one group are made: in order, one at a time, and no more after a failure."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from neuraxis.comm.backend import Backend
+from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.reduction import ReduceOp
+from neuraxis.comm.work import OrderedRunner, Work
+from neuraxis.errors import CommunicatorClosed, InvalidType, NeuraxisError
+
+__all__ = ["CallOrder"]
+
+_T = TypeVar("_T")
+
+
+class CallOrder:
+    """Makes a group's calls on its backend.
+
+    A synchronous call runs at once in the caller's thread; while asynchronous ones are queued it takes its turn
+    behind them. After a failure that leaves the ranks in different places the group only repeats that failure.
+    `name` is the group's, for errors.
+    """
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.name = name
+        self.error: BaseException | None = None
+        self._backend: Backend | None = backend
+        self._lock = threading.Lock()
+        self._runner: OrderedRunner | None = None
+        # The backend, while a small all-reduce may take the short way: nothing queued, nothing failed.
+        self.short_way: Any = None
+        self.restore_short_way()
+
+    @property
+    def closed(self) -> bool:
+        return self._backend is None
+
+    def all_reduce_the_short_way(self, array: np.ndarray, op: ReduceOp) -> bool:
+        """All-reduce a plain NumPy array at once; False if it has to go the long way."""
+        if not self._lock.acquire(False):
+            return False
+        try:
+            return bool(self.short_way.all_reduce_array(array, op))
+        except InvalidType:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self._lock.release()
+
+    def call(
+        self,
+        what: str,
+        call: Callable[[Backend], None],
+        *,
+        written: Sequence[Buffer] = (),
+        async_op: bool = False,
+    ) -> Work | None:
+        """Run a call now, or in the order of the queue if one is running or wanted."""
+
+        def run() -> None:
+            self.guarded(call)
+            for buffer in written:
+                buffer.write_back()
+
+        runner = self._runner
+        if not async_op and (runner is None or not runner.busy or runner.owns_this_thread()):
+            run()
+            return None
+        self.usable_backend()
+        if self._runner is None:
+            self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_way)
+        self.short_way = None
+        work = self._runner.submit(what, run)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def guarded(self, call: Callable[[Backend], _T]) -> _T:
+        with self._lock:
+            backend = self.usable_backend()
+            try:
+                return call(backend)
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.short_way = None
+        if self._backend is not None:
+            self._backend.poison(error)
+
+    def usable_backend(self) -> Backend:
+        if self._backend is None:
+            raise CommunicatorClosed(f"{self.name} is closed: it was destroyed, or its context was shut down")
+        if self.error is None:
+            return self._backend
+        if isinstance(self.error, NeuraxisError):
+            again = copy.copy(self.error)
+            again.add_note(f"(raised again: {self.name} failed with this earlier, and can only be destroyed)")
+            raise again from self.error
+        raise CommunicatorClosed(
+            f"{self.name} was interrupted in an operation ({type(self.error).__name__}) and can only be destroyed"
+        ) from self.error
+
+    def restore_short_way(self) -> None:
+        if self.error is None and self._backend is not None and hasattr(self._backend, "all_reduce_array"):
+            self.short_way = self._backend
+
+    def destroy(self) -> None:
+        """Finish what is queued, then free everything. Can be called again, and after a failure."""
+        if self._runner is not None:
+            self._runner.stop()
+        backend, self._backend, self.short_way = self._backend, None, None
+        if backend is not None:
+            backend.close()
+
+    def abort(self) -> None:
+        """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed."""
+        error = CommunicatorClosed(f"{self.name} was aborted")
+        if self._backend is not None:
+            self._backend.interrupt(error)
+        if self._runner is not None:
+            self._runner.drop(error)
+        self.destroy()
+
+    def abandon(self, error: NeuraxisError) -> None:
+        """Forget, in a forked child, what is the parent's; later calls raise `error`."""
+        self.short_way = None
+        self.error = error
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        if self._backend is not None:
+            self._backend.abandon()

@@ -1,0 +1,44 @@
+"""The examples are the manual: each runs, and says what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCH = [sys.executable, "-m", "neuraxis", "launch"]
+
+EXAMPLES = {
+    "01_hello.py": ([*LAUNCH, "-n", "4"], "the sum over shm: [24. 28. 32. 36.]"),
+    "02_article.py": ([*LAUNCH, "-n", "4"], "group: rank 0 has [8, 10, 12, 14]"),
+    "03_groups.py": ([*LAUNCH, "-n", "4"], "rank 3 at (1, 1): row sum 5, column sum 4"),
+    "04_overlap.py": ([*LAUNCH, "-n", "2"], "four layers averaged"),
+    "05_survive.py": ([sys.executable], "exit statuses: [0, -9, 0]"),
+    "06_torch_ddp.py": ([*LAUNCH, "-n", "2"], "step 100"),
+    "07_restart.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "finished at step 10 with 45"),
+    "08_run_function.py": ([sys.executable], "a rank's own exception: 13 is not a number I like"),
+}
+
+
+def test_every_example_is_run() -> None:
+    assert sorted(path.name for path in (ROOT / "examples").glob("[0-9]*.py")) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, tmp_path: Path) -> None:
+    command, words = EXAMPLES[name]
+    arguments = [str(tmp_path / "state.npy")] if name == "07_restart.py" else []
+    done = subprocess.run(
+        [*command, str(ROOT / "examples" / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert words in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,106 @@
+"""Runs PyTorch's own distributed tests (`DistributedTest._DistTestBase`, in the torch wheel) over backend shm.
+
+PyTorch starts new processes for each of its tests. Here the ranks stay, and each test has a process group and a
+folder of its own, as PyTorch's driver gives it. Its decorators decide by the name of the backend what applies; a
+name they do not know would skip much that does, so they are told "gloo", the other backend for CPU tensors, while
+the group that the test gets is shm. What then fails only because it is not gloo is listed in NOT_FOR_SHM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import unittest
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+NOT_FOR_SHM: dict[str, str] = {}
+"""Tests that PyTorch does not skip for gloo and that do not apply to shm, with the reason."""
+
+TIMEOUT_S = 30
+
+Outcome = tuple[str, str]
+"""("passed" | "skipped" | "failed", why)"""
+
+
+@cache
+def _suite() -> Any:
+    os.environ.setdefault("BACKEND", "gloo")
+    os.environ.setdefault("WORLD_SIZE", "3")
+    os.environ.setdefault("TEMP_DIR", os.getcwd())
+    from torch.testing._internal.distributed import distributed_test
+
+    class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+        """PyTorch's tests, without its way of starting processes."""
+
+    return distributed_test, Suite
+
+
+def test_names() -> list[str]:
+    """Every test of the suite."""
+    _, suite = _suite()
+    return sorted(name for name in dir(suite) if name.startswith("test_"))
+
+
+def run_tests(names: list[str], folder: str, backend: str = "shm") -> dict[str, Outcome]:
+    """Called by every rank: run these tests one after the other."""
+    import torch
+
+    import neuraxis.torch  # noqa: F401
+
+    torch.set_num_threads(1)
+    return {name: _run_one(name, Path(folder) / name, backend) for name in names}
+
+
+def _run_one(name: str, folder: Path, backend: str) -> Outcome:
+    import torch.distributed as dist
+    from torch.testing._internal.common_utils import set_rng_seed
+
+    module, suite = _suite()
+    for part in ("barrier", "test_dir", "init_dir"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    os.environ["TEMP_DIR"] = str(folder)
+    os.environ["INIT_METHOD"] = f"file://{folder}/init_dir/shared_init_file"
+    module.Barrier.barrier_id = 0
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    try:
+        set_rng_seed(1234)  # each of PyTorch's tests runs in a fresh process, with the same numbers on all ranks
+        test = suite(name)
+        test.rank, test.file_name = rank, f"{folder}/file"
+        getattr(test, name)()
+        return "passed", ""
+    except unittest.SkipTest as skipped:
+        return "skipped", str(skipped)
+    except SystemExit as ended:
+        reasons = {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()}
+        reason = reasons.get(ended.code)
+        return ("skipped", reason) if reason else ("failed", f"sys.exit({ended.code})")
+    except BaseException:
+        return "failed", traceback.format_exc()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        print(f"[{rank}] {name}", file=sys.stderr, flush=True)
+
+
+def of_all_ranks(outcomes: list[dict[str, Outcome]]) -> dict[str, Outcome]:
+    """One outcome a test: failed if it failed anywhere, skipped if it was skipped anywhere, else passed."""
+    together = {}
+    for name in outcomes[0]:
+        ranks = [outcome[name] for outcome in outcomes]
+        for kind in ("failed", "skipped", "passed"):
+            found = [why for outcome, why in ranks if outcome == kind]
+            if found:
+                together[name] = (kind, found[0])
+                break
+    return together
