@@ -56,6 +56,9 @@ class BackendUnavailable(NeuraxisError, RuntimeError):
         self.remedy = remedy
         super().__init__(f"backend {backend!r} cannot be used here: {reason}" + (f". {remedy}" if remedy else ""))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return (BackendUnavailable, (self.backend, self.reason, self.remedy))
+
 
 # --- the order of calls -----------------------------------------------------------------------------
 

@@ -146,10 +146,10 @@ def test_definitions_are_those_of_the_article() -> None:
     assert DEFINITIONS["group"](4, 1).after == [[2], [1], [2], [3]]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(("n", "dim"), [(1, 12), (2, 4), (3, 4)])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
-def test_the_drawn_moves_explain_what_each_rank_holds(name: str, n: int) -> None:
-    run = run_named(collected(n), name)
+def test_the_drawn_moves_explain_what_each_rank_holds(name: str, n: int, dim: int) -> None:
+    run = run_named(collected(n, dim), name)
     for view in run.ranks:
         for slot, after in enumerate(pieces(view.after)):
             arrived = [
@@ -233,9 +233,9 @@ def test_html_is_written_whole_and_stands_alone(tmp_path: Path) -> None:
     assert "@import" not in source
 
 
-@pytest.mark.parametrize(("n", "dim"), [(1, 4), (2, 4), (3, 4)])
-def test_html_draws_the_values_of_the_run(n: int, dim: int) -> None:
-    report = collected(n, dim)
+@pytest.mark.parametrize("n", [2, 3])
+def test_html_draws_the_values_of_the_run(n: int) -> None:
+    report = collected(n)
     drawn = drawings(render_page(report))
     assert list(drawn) == NAMES
     for run in report.runs:

@@ -69,6 +69,7 @@ class Ranks:
         job: str | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="neuraxis-test-"))
+        self.folder.chmod(0o777)  # a rank may be another user
         self.size = size
         port = port or free_port()
         job = secrets.token_hex(8) if job is None else job
@@ -107,9 +108,7 @@ class Ranks:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise AssertionError(
-                    f"rank {rank} did not end within {timeout} s:\n{self.output(rank)}"
-                ) from None
+                raise AssertionError(f"rank {rank} did not end within {timeout} s:\n{self.output(rank)}") from None
         return [self._outcome(rank) for rank in self.processes]
 
     def output(self, rank: int) -> str:
@@ -129,7 +128,9 @@ class Ranks:
         return outcome
 
 
-def run_ranks(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 60.0, **options: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 60.0, **options: Any
+) -> list[Any]:
     """Run and require that every rank returned; their values."""
     with Ranks(function, size, *arguments, **options) as ranks:
         outcomes = ranks.outcomes(timeout)

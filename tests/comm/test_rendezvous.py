@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,29 @@ def _name_the_missing() -> tuple[int, ...]:
 def test_a_context_that_waits_in_vain() -> None:
     with Ranks(_name_the_missing, 3, only=[0, 1]) as ranks:
         assert [outcome.value for outcome in ranks.outcomes()] == [(2,), (2,)]
+
+
+def _whom_do_i_meet() -> list[bytes]:
+    place = place_of(None, detect_launch())
+    with Rendezvous(place, int(os.environ["RANK"]), 2, 30) as rendezvous:
+        return rendezvous.exchange(str(os.getuid()).encode())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can be two users")
+def test_two_users_never_meet() -> None:
+    """Both were told the same port, and no job name: as two people who run the same script are."""
+    port = free_port()
+
+    def as_user(number: int) -> dict[str, Any]:
+        command = ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups"]
+        return {"command": lambda rank: command, "env": {"HOME": "/tmp"}, "port": port, "job": ""}
+
+    with (
+        Ranks(_whom_do_i_meet, 2, **as_user(54321)) as first,
+        Ranks(_whom_do_i_meet, 2, **as_user(54322)) as second,
+    ):
+        assert [outcome.value for outcome in first.outcomes()] == [[b"54321", b"54321"]] * 2, first.output(0)
+        assert [outcome.value for outcome in second.outcomes()] == [[b"54322", b"54322"]] * 2, second.output(0)
 
 
 # --- several hosts, as network namespaces ---

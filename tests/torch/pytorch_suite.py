@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 import unittest
 from datetime import timedelta
@@ -17,8 +18,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-NOT_FOR_SHM: dict[str, str] = {}
+_MONITORED = "torch.distributed.monitored_barrier refuses every backend but gloo (by its name)"
+_CUDA = "needs CUDA devices (PyTorch's own test lacks the decorator that says so)"
+_TEXT = "asks for the words of gloo's timeout error; shm raises CollectiveTimeout or PeerLost, which name the rank"
+NOT_FOR_SHM: dict[str, str] = {
+    "test_all_to_all_cuda": _CUDA,
+    "test_all_to_all_cuda_complex": _CUDA,
+    "test_all_to_all_full_group_cuda": _CUDA,
+    "test_batch_isend_irecv_op_err": _CUDA,
+    "test_batch_isend_irecv_mixed_backend_err": "needs NCCL",
+    "test_barrier_timeout_full_group": _TEXT,
+    "test_barrier_timeout_global": _TEXT,
+    "test_barrier_timeout_group": _TEXT,
+    "test_monitored_barrier_gloo": _MONITORED,
+    "test_monitored_barrier_gloo_rank_0_timeout": _MONITORED,
+    "test_monitored_barrier_gloo_subgroup": _MONITORED,
+    "test_sparse_all_reduce_sum": "sparse tensors are refused (InvalidType); use .to_dense()",
+    "test_SyncBatchNorm_process_group": "needs torchvision",
+}
 """Tests that PyTorch does not skip for gloo and that do not apply to shm, with the reason."""
+
+ASKS_FOR_THE_NAME = {"test_get_backend", "test_backend_apis"}
+NEEDS_FOUR_RANKS = {"test_new_subgroups_with_group_param"}  # besides those that skip themselves with fewer
 
 TIMEOUT_S = 30
 
@@ -39,7 +60,7 @@ def _suite() -> Any:
     return distributed_test, Suite
 
 
-def test_names() -> list[str]:
+def names_of_tests() -> list[str]:
     """Every test of the suite."""
     _, suite = _suite()
     return sorted(name for name in dir(suite) if name.startswith("test_"))
@@ -60,11 +81,13 @@ def _run_one(name: str, folder: Path, backend: str) -> Outcome:
     from torch.testing._internal.common_utils import set_rng_seed
 
     module, suite = _suite()
+    started = time.perf_counter()
     for part in ("barrier", "test_dir", "init_dir"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     os.environ["TEMP_DIR"] = str(folder)
     os.environ["INIT_METHOD"] = f"file://{folder}/init_dir/shared_init_file"
     module.Barrier.barrier_id = 0
+    module.BACKEND = backend if name in ASKS_FOR_THE_NAME else "gloo"
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         backend,
@@ -78,6 +101,7 @@ def _run_one(name: str, folder: Path, backend: str) -> Outcome:
         test = suite(name)
         test.rank, test.file_name = rank, f"{folder}/file"
         getattr(test, name)()
+        test._barrier()
         return "passed", ""
     except unittest.SkipTest as skipped:
         return "skipped", str(skipped)
@@ -90,7 +114,7 @@ def _run_one(name: str, folder: Path, backend: str) -> Outcome:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        print(f"[{rank}] {name}", file=sys.stderr, flush=True)
+        print(f"[{rank}] {name} {time.perf_counter() - started:.1f}", file=sys.stderr, flush=True)
 
 
 def of_all_ranks(outcomes: list[dict[str, Outcome]]) -> dict[str, Outcome]:

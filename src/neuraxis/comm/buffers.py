@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from neuraxis.comm import kernels
 from neuraxis.comm.reduction import ElementType, element_type_of
 from neuraxis.errors import InvalidArgument, InvalidType
 
-__all__ = ["LAYOUT_IS_KNOWN", "Buffer", "address_of", "buffer_of"]
+__all__ = ["Buffer", "address_of", "array_layout_is_known", "buffer_of"]
 
 # How an element type without a NumPy dtype of its own is held in NumPy memory.
 _CARRIERS = {ElementType.BFLOAT16: np.dtype(np.uint16), ElementType.COMPLEX32: np.dtype((np.uint16, 2)).base}
@@ -103,7 +104,7 @@ def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Bu
 
 def address_of(array: np.ndarray) -> int:
     """The address of a C-contiguous array's data."""
-    return _fast_address(id(array)) if LAYOUT_IS_KNOWN else int(array.ctypes.data)
+    return _fast_address(id(array)) if array_layout_is_known() else int(array.ctypes.data)
 
 
 def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) -> Buffer:
@@ -173,17 +174,17 @@ def _fast_address(array_id: int) -> int:
     return address
 
 
-def _layout_is_known() -> bool:
+@cache
+def array_layout_is_known() -> bool:
     """Whether the array objects of this NumPy and Python have the layout that `kernels` reads."""
-    plain, reversed_, frozen = np.zeros(3), np.zeros(3)[::-1], np.zeros(3)
+    if sys.implementation.name != "cpython":
+        return False
+    plain, backwards, frozen = np.zeros(3), np.zeros(3)[::-1], np.zeros(3)
     frozen.flags.writeable = False
     return (
         _fast_address(id(plain)) == plain.ctypes.data
-        and _fast_address(id(reversed_)) == 0
+        and _fast_address(id(backwards)) == 0
         and _fast_address(id(frozen)) == frozen.ctypes.data
         and kernels.array_is_plain(id(plain)) == 1
         and kernels.array_is_plain(id(frozen)) == 0
     )
-
-
-LAYOUT_IS_KNOWN = sys.implementation.name == "cpython" and _layout_is_known()

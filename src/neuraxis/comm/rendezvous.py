@@ -75,14 +75,15 @@ def place_of(init_method: str | None, launch: Launch) -> Place:
             port = None
         if not url.hostname or not port:
             raise InvalidArgument(f"init_method {init_method!r} must have the form tcp://host:port")
-        return Place(url.hostname, (port,), launch.job)
+        return Place(url.hostname, (port,), _job_key(url.hostname, launch.job))
     if url.scheme == "file":
         path = Path(url.netloc + url.path)
         if not path.is_absolute() or not path.parent.is_dir():
             raise InvalidArgument(
                 f"init_method {init_method!r} must have the form file:///path/to/file in an existing folder"
             )
-        return Place(launch.master_addr or "127.0.0.1", (0,), launch.job, path)
+        host = launch.master_addr or "127.0.0.1"
+        return Place(host, (0,), _job_key(host, launch.job), path)
     if url.scheme == "env":
         return _place_from_environment(launch)
     raise InvalidArgument(f"init_method {init_method!r} must begin with env://, tcp:// or file://")
@@ -103,13 +104,20 @@ def _place_from_environment(launch: Launch) -> Place:
             "MASTER_PORT is not set, so the ranks cannot find each other: start them with `neuraxis launch`, "
             "set MASTER_ADDR and MASTER_PORT, or give init_method='tcp://host:port'"
         )
-    key = f"{launch.master_port}/{launch.job}"
+    key = _job_key(host, f"{launch.master_port}/{launch.job}")
     # Below the range from which systems take ports for outgoing connections.
     ports = tuple(
         10000 + int.from_bytes(hashlib.sha256(f"{key}/{attempt}".encode()).digest()[:4], "big") % 20000
         for attempt in range(_CANDIDATES)
     )
     return Place(host, ports, key)
+
+
+def _job_key(host: str, job: str) -> str:
+    """What the ranks of a job have in common. On one host that includes the user: two users who were both told the
+    same port do not meet. (Between hosts one person may have two names.)"""
+    one_host = host == "localhost" or host == "::1" or host.startswith("127.")
+    return f"{job}/user {os.getuid()}" if one_host and hasattr(os, "getuid") else job
 
 
 class Rendezvous:

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 import numpy as np
 
-from neuraxis.comm import arena, buffers, kernels
+from neuraxis.comm import arena, kernels
 from neuraxis.comm.backend import Backend, Exchange, Operation, Request, describe_call
-from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.buffers import Buffer, array_layout_is_known
 from neuraxis.comm.folds import TILE_BYTES, fold_address
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.gathering import (
@@ -503,7 +503,7 @@ class _PlainDtypes(dict[np.dtype, tuple[int, int, int, int]]):
     def __missing__(self, dtype: np.dtype) -> tuple[int, int, int, int]:
         element = element_type_of(dtype)
         allowed, fold = 0, 0
-        if element <= ElementType.COMPLEX128 and dtype.isnative and buffers.LAYOUT_IS_KNOWN:
+        if element <= ElementType.COMPLEX128 and dtype.isnative and array_layout_is_known():
             fold = fold_address(element)
             for op in ReduceOp:
                 with suppress(InvalidType):
