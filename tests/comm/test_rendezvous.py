@@ -152,7 +152,7 @@ def test_two_users_never_meet() -> None:
 
     def as_user(number: int) -> dict[str, Any]:
         command = ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups"]
-        return {"command": lambda rank: command, "env": {"HOME": "/tmp"}, "port": port, "job": ""}
+        return {"command": lambda rank: command, "env": {"HOME": "/nonexistent"}, "port": port, "job": ""}
 
     with (
         Ranks(_whom_do_i_meet, 2, **as_user(54321)) as first,

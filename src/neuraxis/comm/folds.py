@@ -20,10 +20,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 
 from neuraxis.comm.atomics import bits_to_float32, copy_bytes, float32_to_bits, load, pointer_to
 from neuraxis.comm.reduction import ElementType, ReduceOp
+from neuraxis.compiled import compiled_c_function
 
 __all__ = ["TILE_BYTES", "fold_address"]
 
@@ -268,7 +269,7 @@ def fold_address(element: ElementType) -> int:
 
 @cache
 def _compiled(element: ElementType) -> Any:
-    return cfunc(_SIGNATURE, cache=True)(_source(element))
+    return compiled_c_function(_SIGNATURE, _source(element))
 
 
 def _source(element: ElementType) -> Any:

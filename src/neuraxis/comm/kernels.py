@@ -41,6 +41,7 @@ from neuraxis.comm.atomics import (
     wake_all,
     yield_cpu,
 )
+from neuraxis.compiled import compiled
 
 # --- what a kernel returns ---
 DONE = 0
@@ -165,7 +166,7 @@ def _finish_operation(state: int) -> int:
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def barrier(state: int, signature: int) -> int:
     """Nobody goes on before everybody has come."""
     if load(state + 8 * PUBLISHED) == 0:
@@ -181,7 +182,7 @@ def barrier(state: int, signature: int) -> int:
 # --- moving data -----------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def exchange(state: int, signature: int, count: int, same_count: bool, shared: bool) -> int:
     """Move the pieces that state[PIECES] names: from each rank to each other, of any lengths.
 
@@ -256,7 +257,7 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
 # --- reducing --------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def all_reduce(state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int) -> int:
     """Reduce `count` elements at `address` over all ranks; everybody gets the result in place.
 
@@ -355,7 +356,7 @@ def _all_reduce_in_slices(
             return _finish_operation(state)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: int) -> int:
     """Reduce each rank's piece for that rank (reduce-scatter); a reduce is the case in which only the root's
     piece is not empty.
@@ -424,7 +425,7 @@ def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: in
             return _finish_operation(state)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fold_now(fold: int, out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
     """Call a fold on memory of this process."""
     call_fold(fold, out, sources, n, count, op, scratch)
@@ -442,14 +443,14 @@ _C_CONTIGUOUS = 0x0001
 _WRITEABLE = 0x0400
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def array_is_plain(array_object: int) -> int:
     """1 if the NumPy array whose id() this is, is C-contiguous and writeable, else 0."""
     plain = _C_CONTIGUOUS | _WRITEABLE
     return 1 if load(array_object + _FLAGS) & plain == plain else 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def array_address(array_object: int) -> int:
     """The data address of the NumPy array whose id() this is; 0 unless it is C-contiguous."""
     if load(array_object + _FLAGS) & _C_CONTIGUOUS == 0:
@@ -457,7 +458,7 @@ def array_address(array_object: int) -> int:
     return load(array_object + OBJECT_HEAD)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def all_reduce_array(
     state: int, signature: int, array_object: int, count: int, item_bytes: int, fold: int, op: int
 ) -> int:
@@ -470,13 +471,13 @@ def all_reduce_array(
 # --- sleeping --------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def flag_word(state: int, rank: int) -> int:
     """The address of the flag of `rank` that this round waits for."""
     return _line(state, rank, load(state + 8 * ROUND) + 1) + FLAG
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_sleeper(state: int, rank: int, change: int) -> int:
     """Announce (+1) or withdraw (-1) that this rank sleeps on the flags of `rank`; the flag as it is then.
 
@@ -495,20 +496,20 @@ def _block(state: int, rank: int) -> int:
     return load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def flag_of(state: int, rank: int) -> int:
     """The round that `rank` has published, as far as the current one is concerned."""
     return load_acquire(flag_word(state, rank))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def header_of(state: int, rank: int) -> tuple[int, int]:
     """Signature and count of the call that `rank` has published for the current round."""
     line = _line(state, rank, load(state + 8 * ROUND) + 1)
     return load(line + SIGNATURE), load(line + COUNT)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lengths_of(state: int, rank: int) -> tuple[int, int]:
     """How many bytes `rank` sends to this rank in the current round's operation, and expects from it."""
     lengths = _lengths(state, rank, load(state + 8 * ROUND) + 1)
@@ -516,13 +517,13 @@ def lengths_of(state: int, rank: int) -> tuple[int, int]:
     return load(lengths + 8 * me), load(lengths + 8 * (load(state + 8 * SIZE) + me))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def get_status(state: int, rank: int) -> int:
     """What `rank` says of itself."""
     return load_acquire(_block(state, rank) + STATUS)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def set_status(state: int, rank: int, status: int) -> None:
     """Say of this rank that it is present, has left or has failed, and wake those who wait for it."""
     block = _block(state, rank)

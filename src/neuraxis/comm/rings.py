@@ -10,9 +10,8 @@ who sleeps on it; the fences pair as in `atomics.fence`.
 
 from __future__ import annotations
 
-from numba import njit
-
 from neuraxis.comm.atomics import copy_bytes, fence, fetch_add, load, load_acquire, store_release, wake_all
+from neuraxis.compiled import compiled
 
 __all__ = [
     "DOORBELL",
@@ -36,7 +35,7 @@ def ring_bytes(size: int) -> int:
     return 65536 if size <= 8 else 16384
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) -> int:
     """Copy up to `nbytes` into the ring; how many went in."""
     head = load(ring + _HEAD)
@@ -52,7 +51,7 @@ def ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) ->
     return width
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> int:
     """Copy up to `nbytes` out of the ring; how many came out."""
     tail = load(ring + _TAIL)
@@ -68,7 +67,7 @@ def ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> 
     return width
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ring_doorbell(doorbell: int) -> None:
     fetch_add(doorbell + DOORBELL, 1)
     fence()
@@ -76,7 +75,7 @@ def ring_doorbell(doorbell: int) -> None:
         wake_all(doorbell + DOORBELL)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def change_sleepers(doorbell: int, sleepers: int) -> int:
     """Change the number of sleepers; how often the bell has rung."""
     if sleepers != 0:

@@ -1,0 +1,231 @@
+"""Objects as bytes: everything comes back as it was, nothing runs code, pickle only where allowed."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from neuraxis.comm.objects import decode, encode
+from neuraxis.errors import NeuraxisError, NotSerializable
+from tests.crew.arrays import torch_module
+
+# --- any nesting of plain data ---
+
+hashables = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+values = st.recursive(
+    hashables,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.sets(hashables, max_size=4)
+        | st.dictionaries(st.text(), inner, max_size=4)
+        | st.dictionaries(hashables, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def exactly(left: Any, right: Any) -> bool:
+    """Equal, and of the same types all the way down (True is not 1, 1.0 is not 1)."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(exactly, left, right))
+    if isinstance(left, dict):
+        return exactly(list(left.items()), list(right.items()))
+    if isinstance(left, (set, frozenset)):
+        return left == right and sorted(map(repr, map(type, left))) == sorted(map(repr, map(type, right)))
+    if isinstance(left, float):
+        return left == right and math.copysign(1, left) == math.copysign(1, right)
+    return bool(left == right)
+
+
+@given(values)
+def test_nested_values_come_back_as_they_were(value: Any) -> None:
+    assert exactly(decode(encode(value)), value)
+
+
+@given(values)
+def test_content_may_be_an_array_of_bytes(value: Any) -> None:
+    assert exactly(decode(np.frombuffer(encode(value), np.uint8)), value)
+
+
+def test_not_a_number() -> None:
+    assert math.isnan(decode(encode(math.nan)))
+
+
+@pytest.mark.parametrize("value", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**400])
+def test_integers_of_any_size(value: int) -> None:
+    assert exactly(decode(encode([value, {value: value}])), [value, {value: value}])
+
+
+# --- arrays ---
+
+
+@given(
+    hnp.arrays(
+        dtype=hnp.boolean_dtypes()
+        | hnp.integer_dtypes(endianness="?")
+        | hnp.floating_dtypes(endianness="?")
+        | hnp.complex_number_dtypes(endianness="?")
+        | hnp.datetime64_dtypes()
+        | hnp.byte_string_dtypes(min_len=1)
+        | hnp.unicode_string_dtypes(min_len=1),
+        shape=hnp.array_shapes(min_dims=0, min_side=0),
+    )
+)
+def test_arrays_of_any_dtype_and_shape(array: np.ndarray) -> None:
+    back = decode(encode({"array": array}))["array"]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
+    assert back.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype("V7"),
+        np.dtype([("a", "i1"), ("b", "f8")]),
+        np.dtype([("a", "i1"), ("b", "f8")], align=True),
+        np.dtype([("inner", [("x", "i4"), ("y", "f4")]), ("matrix", "f4", (2, 3))]),
+        np.dtype({"names": ["late", "early"], "formats": ["i4", "i4"], "offsets": [8, 0], "itemsize": 16}),
+    ],
+    ids=["void", "record", "aligned", "nested", "offsets"],
+)
+def test_void_and_structured_arrays(dtype: np.dtype) -> None:
+    array = np.frombuffer(bytes(range(1, 1 + 2 * dtype.itemsize)), dtype)
+    back = decode(encode(array))
+    assert back.dtype == dtype
+    assert back.tolist() == array.tolist()
+    assert decode(encode(array[0])).tolist() == array[0].tolist()
+
+
+@pytest.mark.parametrize("layout", ["fortran", "strided", "reversed", "transposed"])
+def test_arrays_that_are_not_contiguous(layout: str) -> None:
+    array = np.arange(24).reshape(4, 6)
+    view = {
+        "fortran": np.asfortranarray(array),
+        "strided": array[::2, 1::2],
+        "reversed": array[::-1],
+        "transposed": array.T,
+    }[layout]
+    assert np.array_equal(decode(encode(view)), view)
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01"), np.str_("text")]
+)
+def test_numpy_scalars_keep_their_type(scalar: Any) -> None:
+    back = decode(encode([scalar]))[0]
+    assert type(back) is type(scalar)
+    assert back == scalar
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bool", "uint8", "int16", "int64", "uint16", "float16", "bfloat16", "float32", "complex64", "float8_e5m2"],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (2, 0)])
+def test_tensors(name: str, shape: tuple[int, ...]) -> None:
+    torch = torch_module()
+    count = math.prod(shape)
+    tensor = torch.arange(count).reshape(shape).to(getattr(torch, name))
+    for value in (tensor, torch.from_numpy(np.zeros(shape, np.int32)).to(tensor.dtype), tensor.mT.mT):
+        back = decode(encode((value, "text")))[0]
+        assert back.dtype == value.dtype
+        assert back.shape == value.shape
+        assert back.double().equal(value.double()) if name != "complex64" else back.equal(value)
+
+
+def test_tensors_that_are_views() -> None:
+    torch = torch_module()
+    tensor = torch.arange(12.0).reshape(3, 4)
+    for value in (tensor.t(), tensor[:, ::2], torch.tensor([1 + 2j]).conj(), tensor.requires_grad_()):
+        assert decode(encode(value)).equal(value.detach().resolve_conj())
+
+
+def test_a_masked_array_does_not_lose_its_mask() -> None:
+    masked = np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    try:
+        back = decode(encode(masked))
+    except NotSerializable:
+        return
+    assert back.tolist() == [1, None, 3]
+
+
+# --- what is refused ---
+
+
+class Unknown:
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Unknown
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Executed:
+    """Leaves a mark when it is unpickled."""
+
+    marks: list[str] = []  # noqa: RUF012
+
+    def __reduce__(self) -> Any:
+        return Executed.marks.append, ("executed",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Unknown(), object(), len, Fraction(1, 3), bytearray(b"x"), np.array([object()]), range(3)],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [v], lambda v: {"key": (1, [v])}], ids=range(3))
+def test_unknown_classes_are_refused_wherever_they_are(value: Any, wrap: Any) -> None:
+    with pytest.raises(NotSerializable, match="allow_pickle"):
+        encode(wrap(value))
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(NotSerializable):
+        encode("\ud800")
+
+
+def test_sparse_tensors_are_refused() -> None:
+    with pytest.raises(NotSerializable):
+        encode(torch_module().eye(2).to_sparse())
+
+
+def test_pickle_where_both_sides_allow_it() -> None:
+    value = [Unknown(), {"third": Fraction(1, 3)}, (Unknown(),)]
+    assert exactly(decode(encode(value, allow_pickle=True), allow_pickle=True), value)
+
+
+def test_a_pickle_that_was_not_asked_for_is_not_read() -> None:
+    content = encode({"deep": [Executed()]}, allow_pickle=True)
+    with pytest.raises(NotSerializable, match="pickle"):
+        decode(content)
+    assert Executed.marks == []
+    decode(content, allow_pickle=True)  # the proof that it would have run
+    assert Executed.marks == ["executed"]
+
+
+def test_an_unknown_extension_is_an_error_of_ours() -> None:
+    with pytest.raises(NeuraxisError, match="extension"):
+        decode(msgspec.msgpack.encode(msgspec.msgpack.Ext(99, b"")))
