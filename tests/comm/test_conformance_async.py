@@ -44,9 +44,7 @@ def every_pattern(context: Any, library: str) -> list[str]:
         dist.barrier(async_op=True),
         dist.gather(of(rank, 1), gathered if rank == root else None, dst=root, async_op=True),
         dist.all_gather(everywhere, of(rank, 2), async_op=True),
-        dist.scatter(
-            scattered, [of(root, to, 3) for to in ranks] if rank == root else None, src=root, async_op=True
-        ),
+        dist.scatter(scattered, [of(root, to, 3) for to in ranks] if rank == root else None, src=root, async_op=True),
         dist.all_to_all(exchanged, [of(rank, to, 4) for to in ranks], async_op=True),
         dist.reduce_scatter(mine, [of(rank, to, 5) for to in ranks], async_op=True),
     ]

@@ -78,8 +78,7 @@ def tags(context: Any, library: str) -> list[str]:
     receives = [dist.irecv(array, src=before, tag=tag) for tag, array in arrays.items()]
     dist.barrier()  # the receives are there before the first message
     works = [
-        dist.isend(make(library, "int64", content("int64", (9,), rank, tag)), dst=after, tag=tag)
-        for tag in (5, 6, 7)
+        dist.isend(make(library, "int64", content("int64", (9,), rank, tag)), dst=after, tag=tag) for tag in (5, 6, 7)
     ]
     for work in [*receives, *works]:
         work.wait()

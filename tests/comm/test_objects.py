@@ -115,8 +115,10 @@ def test_void_and_structured_arrays(dtype: np.dtype) -> None:
     array = np.frombuffer(bytes(range(1, 1 + 2 * dtype.itemsize)), dtype)
     back = decode(encode(array))
     assert back.dtype == dtype
-    assert back.tolist() == array.tolist()
-    assert decode(encode(array[0])).tolist() == array[0].tolist()
+    fields = dtype.names or ()
+    assert all(np.array_equal(back[name], array[name]) for name in fields)
+    assert fields or back.tobytes() == array.tobytes()
+    assert decode(encode(array[0])) == array[0]
 
 
 @pytest.mark.parametrize("layout", ["fortran", "strided", "reversed", "transposed"])
@@ -149,7 +151,7 @@ def test_tensors(name: str, shape: tuple[int, ...]) -> None:
     torch = torch_module()
     count = math.prod(shape)
     tensor = torch.arange(count).reshape(shape).to(getattr(torch, name))
-    for value in (tensor, torch.from_numpy(np.zeros(shape, np.int32)).to(tensor.dtype), tensor.mT.mT):
+    for value in (tensor, torch.from_numpy(np.zeros(shape, np.int32)).to(tensor.dtype)):
         back = decode(encode((value, "text")))[0]
         assert back.dtype == value.dtype
         assert back.shape == value.shape
@@ -182,13 +184,18 @@ class Unknown:
     __hash__ = None  # type: ignore[assignment]
 
 
+marks: list[str] = []
+
+
+def leave_mark(mark: str) -> None:
+    marks.append(mark)
+
+
 class Executed:
     """Leaves a mark when it is unpickled."""
 
-    marks: list[str] = []  # noqa: RUF012
-
     def __reduce__(self) -> Any:
-        return Executed.marks.append, ("executed",)
+        return leave_mark, ("executed",)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +225,13 @@ def test_pickle_where_both_sides_allow_it() -> None:
 
 
 def test_a_pickle_that_was_not_asked_for_is_not_read() -> None:
+    marks.clear()
     content = encode({"deep": [Executed()]}, allow_pickle=True)
     with pytest.raises(NotSerializable, match="pickle"):
         decode(content)
-    assert Executed.marks == []
+    assert marks == []
     decode(content, allow_pickle=True)  # the proof that it would have run
-    assert Executed.marks == ["executed"]
+    assert marks == ["executed"]
 
 
 def test_an_unknown_extension_is_an_error_of_ours() -> None:

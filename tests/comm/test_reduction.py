@@ -79,14 +79,10 @@ def test_every_rounding_of_a_half() -> None:
     finite = np.sort(EVERY_HALF.view(np.float16)[np.isfinite(EVERY_HALF.view(np.float16))])
     rows = [finite[:-1].copy(), finite[1:].copy()]
     wide = [row.astype(np.float32) for row in rows]
-    assert_same_halves(
-        fold(ElementType.FLOAT16, rows, ReduceOp.AVG), folded(wide, ReduceOp.AVG).astype(np.float16)
-    )
+    assert_same_halves(fold(ElementType.FLOAT16, rows, ReduceOp.AVG), folded(wide, ReduceOp.AVG).astype(np.float16))
     rows = [finite[:-3].copy(), finite[1:-2].copy(), finite[3:].copy()]  # thirds, as well
     wide = [row.astype(np.float32) for row in rows]
-    assert_same_halves(
-        fold(ElementType.FLOAT16, rows, ReduceOp.AVG), folded(wide, ReduceOp.AVG).astype(np.float16)
-    )
+    assert_same_halves(fold(ElementType.FLOAT16, rows, ReduceOp.AVG), folded(wide, ReduceOp.AVG).astype(np.float16))
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG])

@@ -169,8 +169,7 @@ def same(left: Any, right: Any) -> bool:
     if left.dtype != right.dtype or left.numel() == 0:  # torch cannot see every empty tensor as bytes
         return left.dtype == right.dtype
     left, right = (
-        side.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        for side in (left, right)
+        side.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) for side in (left, right)
     )
     return bool(torch.equal(left, right))
 

@@ -50,9 +50,7 @@ class Checks:
             self._complain("text", f"... {part} ...", text)
 
     def _complain(self, what: str, expected: Any, got: Any) -> None:
-        self.complaints.append(
-            f"rank {self.rank}: {self.case}: {what}: expected {_short(expected)}, got {_short(got)}"
-        )
+        self.complaints.append(f"rank {self.rank}: {self.case}: {what}: expected {_short(expected)}, got {_short(got)}")
 
 
 def _short(value: Any) -> str:

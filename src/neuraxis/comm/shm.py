@@ -35,6 +35,7 @@ from neuraxis.comm.liveness import Ending, ProcessIdentity, ProcessWatch, identi
 from neuraxis.comm.mailbox import Endpoint
 from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
 from neuraxis.comm.rings import DOORBELL_BYTES, RING_COUNTERS_BYTES, ring_bytes
+from neuraxis.compiled import after_the_first
 from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, InvalidType, NeuraxisError, PeerLost
 from neuraxis.machine import usable_cores
 
@@ -518,7 +519,13 @@ _PLAIN_DTYPES = _PlainDtypes()
 
 @cache
 def _warm_up() -> None:
-    """Compile the kernels (or load them from the cache) before others wait for us: a group of one, alone."""
+    """Compile the kernels (or load them from the cache) before others wait for us."""
+    with after_the_first(kernels.__file__):
+        _run_every_kernel()
+
+
+def _run_every_kernel() -> None:
+    """Run each kernel once: a group of one, alone, in memory of its own."""
     memory = np.zeros(8192, np.uint8)
     state = np.zeros(kernels.STATE_WORDS, np.int64)
     state[kernels.SIZE], state[kernels.CONTROL_STRIDE] = 1, 1024
@@ -528,12 +535,13 @@ def _warm_up() -> None:
     state[kernels.SCRATCH] = state[kernels.SLOTS] + 4096
     state[kernels.SOURCES] = state[kernels.SLOTS] + 2048
     state[kernels.PIECES] = state[kernels.SLOTS] + 2560
-    address, fold, value = int(state.ctypes.data), fold_address(ElementType.INT8), np.zeros(1, np.int8)
+    address, fold, value = int(state.ctypes.data), fold_address(ElementType.FLOAT32), np.zeros(1, np.float32)
     kernels.barrier(address, 1)
     kernels.exchange(address, 1, 0, True, True)
-    kernels.reduce_pieces(address, 1, 1, fold, 0)
-    kernels.all_reduce(address, 1, int(value.ctypes.data), 1, 1, fold, 0)
-    kernels.all_reduce_array(address, 1, id(value), 1, 1, fold, 0)
+    kernels.reduce_pieces(address, 1, 4, fold, 0)
+    kernels.all_reduce(address, 1, int(value.ctypes.data), 1, 4, fold, 0)
+    kernels.all_reduce_array(address, 1, id(value), 1, 4, fold, 0)
     kernels.count_sleeper(address, 0, 0)
     kernels.set_status(address, 0, kernels.get_status(address, 0))
     kernels.flag_of(address, 0)
+    array_layout_is_known()
