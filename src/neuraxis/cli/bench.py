@@ -81,11 +81,11 @@ def collectives(
         plan, gone = _plan(n, peers, sizes, patterns, repeats, quick)
         with _ended_by_sigterm(), _progress() as progress:
             results = measure(plan, gone, progress)
-        _print(results, as_json=json, markdown=markdown)
         if plot is not None:
             from neuraxis.observe.bench_plot import plot_results
 
             plot_results(results).savefig(plot, dpi=150)
+        _print(results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench collectives: {error}", file=sys.stderr)
         return 2

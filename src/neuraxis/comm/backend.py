@@ -62,7 +62,10 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Wait until it is finished; CollectiveTimeout after `timeout` seconds."""
+        """Wait until it is finished; CollectiveTimeout after `timeout` seconds, and it goes on."""
+
+    def cancel(self) -> None:
+        """Give it up, as far as that is still possible."""
 
 
 class Backend(ABC):

@@ -10,7 +10,7 @@ from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ReduceOp
 from neuraxis.errors import CollectiveMismatch, CollectiveTimeout
 
-__all__ = ["LocalBackend"]
+__all__ = ["LocalBackend", "OwnMessages"]
 
 
 class LocalBackend(Backend):
@@ -21,8 +21,7 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         self.rank = 0
         self.size = 1
-        self._sent: list[tuple[int, Buffer, bytes]] = []
-        self._receives: list[_Receive] = []
+        self._messages = OwnMessages(0)
 
     def barrier(self) -> None:
         pass
@@ -52,12 +51,34 @@ class LocalBackend(Backend):
         _copy("reduce_scatter", output, inputs[0])
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
+        return self._messages.isend(buffer, tag)
+
+    def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
+        return self._messages.ireceive(buffer, tag)
+
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> LocalBackend:
+        return LocalBackend()
+
+    def close(self) -> None:
+        pass
+
+
+class OwnMessages:
+    """Messages of a rank to itself."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._sent: list[tuple[int, Buffer, bytes]] = []
+        self._receives: list[_Receive] = []
+
+    def isend(self, buffer: Buffer, tag: int) -> Request:
         self._sent.append((tag, buffer, buffer.bytes().tobytes()))
         self._match()
         return _Sent()
 
-    def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
+    def ireceive(self, buffer: Buffer, tag: int) -> Request:
         request = _Receive(buffer, tag)
+        request.source = self._rank
         self._receives.append(request)
         self._match()
         return request
@@ -71,16 +92,8 @@ class LocalBackend(Backend):
                     request.deliver(original, content)
                     break
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> LocalBackend:
-        return LocalBackend()
-
-    def close(self) -> None:
-        self._sent.clear()
-
 
 class _Sent(Request):
-    source = 0
-
     def test(self) -> bool:
         return True
 
@@ -89,8 +102,6 @@ class _Sent(Request):
 
 
 class _Receive(Request):
-    source = 0
-
     def __init__(self, buffer: Buffer, tag: int) -> None:
         self._buffer = buffer
         self.tag = tag
@@ -112,8 +123,8 @@ class _Receive(Request):
     def wait(self, timeout: float) -> None:
         if not self.test():
             raise CollectiveTimeout(
-                "recv in a world of one waits for a message that this rank itself has not sent",
-                rank=0,
+                "this rank waits for a message from itself that it has not sent",
+                rank=self.source,
                 operation="recv",
             )
 

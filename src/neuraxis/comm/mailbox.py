@@ -67,6 +67,9 @@ class _Transfer(Request):
     def wait(self, timeout: float) -> None:
         self.endpoint.wait(self, timeout)
 
+    def cancel(self) -> None:
+        self.endpoint.forget(self)
+
 
 class _Incoming:
     """The message at the reading end of one ring: its header so far, and where its bytes go."""
@@ -156,7 +159,7 @@ class Endpoint:
             except NeuraxisError:
                 self.progress()  # what the other side wrote before it went is still ours
                 if not transfer.finished:
-                    self._forget(transfer)
+                    self.forget(transfer)
                     raise
         if transfer.error is not None:
             raise transfer.error
@@ -170,7 +173,6 @@ class Endpoint:
         while not self.test(transfer):
             self._sleep()
             if time.monotonic() >= deadline and not self.test(transfer):
-                self._forget(transfer)
                 self._expire(transfer.what, transfer.peer, timeout)
 
     def keep_going(self) -> None:
@@ -333,7 +335,7 @@ class Endpoint:
         transfer.source = source
         transfer.finished = True
 
-    def _forget(self, transfer: _Transfer) -> None:
+    def forget(self, transfer: _Transfer) -> None:
         """Give up a transfer: nothing more is received into its buffer, and nothing of it is begun to be sent."""
         with self._lock:
             if transfer in self._receives:

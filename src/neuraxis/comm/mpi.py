@@ -30,7 +30,12 @@ __all__ = ["MpiBackend", "require_mpi"]
 
 _WINDOW = 2**30  # bytes of one piece in one MPI call; well below what a 32-bit count can say
 
-_NATIVE = frozenset(ElementType(number) for number in range(ElementType.INT8, ElementType.UINT64 + 1)) | {
+# Not the 8- and 16-bit integers: Open MPI's vectorised sums of them saturate, and sums of integers wrap here.
+_NATIVE = {
+    ElementType.INT32,
+    ElementType.INT64,
+    ElementType.UINT32,
+    ElementType.UINT64,
     ElementType.FLOAT32,
     ElementType.FLOAT64,
     ElementType.COMPLEX64,
@@ -231,6 +236,10 @@ class _MpiRequest(Request):
 
     def test(self) -> bool:
         return all(self._backend._translated(self._what, request.Test) for request in self._requests)
+
+    def cancel(self) -> None:
+        for request in self._requests:
+            request.Cancel()
 
     def wait(self, timeout: float) -> None:
         status = self._backend._finish(self._what, *self._requests, timeout=timeout)

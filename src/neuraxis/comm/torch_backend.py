@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from neuraxis.comm.gathering import (
     reduce_scatter_by_gathering,
 )
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.local import OwnMessages
 from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.errors import BackendUnavailable, CollectiveTimeout, NeuraxisError, PeerLost
 
@@ -77,6 +79,7 @@ class TorchBackend(Backend):
             }
         )
         self._group = self._make_group()
+        self._own_messages = OwnMessages(rank)
         self._agreement = Agreement(rank, self._world_ranks, self._all_gather_words, check_calls)
 
     def _open_store(self, exchange: Exchange) -> tuple[Any, list[_Hello]]:
@@ -196,10 +199,14 @@ class TorchBackend(Backend):
     # --- messages -------------------------------------------------------------------------------
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
+        if to == self.rank:  # gloo has no connection to itself
+            return self._own_messages.isend(buffer, tag)
         work = self._translated("send", lambda: self._group.send([_bytes(buffer)], to, tag))
         return _TorchRequest(self, "send", work, to)
 
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
+        if source == self.rank:
+            return self._own_messages.ireceive(buffer, tag)
         if source is None:
             work = self._translated("recv", lambda: self._group.recv_anysource([_bytes(buffer)], tag))
         else:
@@ -346,13 +353,41 @@ class _TorchRequest(Request):
         self._what = what
         self._work = work
         self._peer = peer
+        self._waiter: threading.Thread | None = None
+        self._error: NeuraxisError | None = None
+        self._done = threading.Event()
 
     def test(self) -> bool:
-        return bool(self._work.is_completed())
+        # gloo's messages get on, and know that they are done, only while somebody waits for them.
+        self._wait_in_a_thread()
+        if self._error is not None:
+            raise self._error
+        return self._done.is_set()
 
     def wait(self, timeout: float) -> None:
-        self._backend._translated(self._what, lambda: self._work.wait(timedelta(seconds=timeout)))
-        self.source = self._work._source_rank() if self._peer is None else self._peer
+        if self._waiter is None and timeout >= self._backend.timeout:
+            self._wait(timeout)
+        else:
+            # A wait of gloo's that runs out breaks the connection, so a shorter one must not be gloo's.
+            self._wait_in_a_thread()
+            if not self._done.wait(timeout):
+                raise CollectiveTimeout(f"{self._what} was not done within {timeout:g} s", operation=self._what)
+        if self._error is not None:
+            raise self._error
+
+    def _wait_in_a_thread(self) -> None:
+        if self._waiter is None and not self._done.is_set():
+            arguments = (self._backend.timeout,)
+            self._waiter = threading.Thread(target=self._wait, args=arguments, name="neuraxis-gloo", daemon=True)
+            self._waiter.start()
+
+    def _wait(self, timeout: float) -> None:
+        try:
+            self._backend._translated(self._what, lambda: self._work.wait(timedelta(seconds=timeout)))
+            self.source = self._work._source_rank() if self._peer is None else self._peer
+        except NeuraxisError as error:
+            self._error = error
+        self._done.set()
 
 
 def require_torch(backend: str) -> Any:

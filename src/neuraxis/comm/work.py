@@ -87,7 +87,10 @@ class TransferWork(Work):
             try:
                 self.request.wait(self._timeout if timeout is None else seconds_of(timeout))
                 self._complete()
-            except CollectiveTimeout:
+            except CollectiveTimeout as error:
+                if timeout is None:  # its own deadline, not only the caller's patience
+                    self.request.cancel()
+                    self._finish(error)
                 raise
             except BaseException as error:
                 self._finish(error)
