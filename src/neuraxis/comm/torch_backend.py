@@ -394,9 +394,8 @@ def require_torch(backend: str) -> Any:
     """torch, or BackendUnavailable with the line that installs it."""
     if importlib.util.find_spec("torch") is None:
         raise BackendUnavailable(backend, "torch is not installed", "pip install 'neuraxis[torch]'")
-    import torch.distributed
-
     import torch
+    import torch.distributed
 
     if not torch.distributed.is_available():
         raise BackendUnavailable(backend, "this torch was built without torch.distributed")
