@@ -1,4 +1,4 @@
-"""Patterns that reduce: every dtype × operation × root, against a plain model."""
+"""Patterns that reduce: every dtype, operation and root, against a plain model."""
 
 from __future__ import annotations
 
@@ -289,8 +289,6 @@ def test_min_and_max_hand_on_nan(crew: Crew, library: str) -> None:
 def torch_particulars(context: Any) -> list[str]:
     """Parameters with gradients, conjugated views, 0-dimensional tensors, torch's own ReduceOp."""
     torch = torch_module()
-    import torch.distributed
-
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     parameter = torch.nn.Parameter(torch.full((3,), float(rank + 1)))

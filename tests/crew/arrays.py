@@ -64,6 +64,7 @@ def torch_module() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
+        import torch.distributed
     torch.set_num_threads(1)
     return torch
 

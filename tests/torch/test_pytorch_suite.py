@@ -10,9 +10,9 @@ from neuraxis.launch import run
 from tests.torch.pytorch_suite import (
     NEEDS_FOUR_RANKS,
     NOT_FOR_SHM,
+    names_of_tests,
     of_all_ranks,
     run_tests,
-    names_of_tests,
 )
 
 ENVIRONMENT = {"BACKEND": "gloo", "OMP_NUM_THREADS": "1"}

@@ -118,7 +118,7 @@ def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) ->
     element = element_type_of(dtype)
     if device != "cpu":
         torch = sys.modules["torch"]
-        on_device = torch.from_numpy(memory).to(device)
+        on_device = torch.from_numpy(memory if memory.flags.writeable else memory.copy()).to(device)
         return Buffer(
             on_device.data_ptr(),
             memory.size,

@@ -19,7 +19,7 @@ import msgspec
 from neuraxis.comm.backend import Backend
 from neuraxis.comm.communicator import Communicator
 from neuraxis.comm.environment import Launch, detect_launch
-from neuraxis.comm.host import gpu_of_rank, host_identity
+from neuraxis.comm.host import gpu_of_rank, host_identity, may_have_gpu
 from neuraxis.comm.local import LocalBackend
 from neuraxis.comm.nonmember import NonMember
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
@@ -49,8 +49,7 @@ class _Introduction(msgspec.Struct):
     backend: str
     version: str
     host: str
-    address: str
-    gpu: str
+    may_have_gpu: bool
 
 
 class DistributedContext:
@@ -231,8 +230,8 @@ class DistributedContext:
 
     def _agree_on_backend(self, launch: Launch, rendezvous: Rendezvous) -> Backend:
         identity = host_identity()
-        gpu = gpu_of_rank(self.device_id, launch.local_rank) if self.requested_backend in ("auto", "nccl") else ""
-        mine = _Introduction(self.requested_backend, __version__, identity, rendezvous.host, gpu)
+        may_use_gpus = self.requested_backend == "auto" and may_have_gpu(self.device_id, launch.local_rank)
+        mine = _Introduction(self.requested_backend, __version__, identity, may_use_gpus)
         ranks = [
             msgspec.msgpack.decode(answer, type=_Introduction)
             for answer in rendezvous.exchange(msgspec.msgpack.encode(mine))
@@ -248,8 +247,11 @@ class DistributedContext:
         one_host = len({theirs.host for theirs in ranks}) == 1
         backend = self.requested_backend
         if backend == "auto":
-            gpus = {theirs.gpu for theirs in ranks if theirs.gpu}
-            backend = "nccl" if len(gpus) == len(ranks) else "shm" if one_host else "gloo"
+            backend = "shm" if one_host else "gloo"
+            if all(theirs.may_have_gpu for theirs in ranks):  # worth the seconds that loading torch takes
+                gpu = gpu_of_rank(self.device_id, launch.local_rank)
+                gpus = set(rendezvous.exchange(gpu.encode())) - {b""}
+                backend = "nccl" if len(gpus) == len(ranks) else backend
         if backend == "shm":
             if not one_host:
                 hosts = ", ".join(f"rank {rank} on {r.host.split('/')[0]}" for rank, r in enumerate(ranks))

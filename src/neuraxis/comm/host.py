@@ -11,7 +11,7 @@ from pathlib import Path
 
 from neuraxis.comm.arena import segment_folder
 
-__all__ = ["gpu_of_rank", "host_identity"]
+__all__ = ["gpu_of_rank", "host_identity", "may_have_gpu"]
 
 
 def host_identity() -> str:
@@ -33,12 +33,16 @@ def host_identity() -> str:
     return "/".join(parts)
 
 
+def may_have_gpu(device_id: int | None, local_rank: int) -> bool:
+    """Whether this host has as many GPUs as this rank would need, as far as can be seen without loading torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or importlib.util.find_spec("torch") is None:
+        return False
+    index = local_rank if device_id is None else device_id
+    return index < len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def gpu_of_rank(device_id: int | None, local_rank: int) -> str:
-    """The identity of the GPU that this rank would use, or "" if it has none. Imports torch only near a GPU."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")) or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return ""
-    if importlib.util.find_spec("torch") is None:
-        return ""
+    """The identity of the GPU that this rank would use, or "" if it has none."""
     import torch
 
     index = local_rank if device_id is None else device_id

@@ -340,6 +340,11 @@ class NcclBackend(TorchBackend):
         options._timeout = timedelta(seconds=self.timeout)
         return group(self._store, self.rank, self.size, options)
 
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()  # NCCL's threads and memory; it waits for nobody
+        super().close()
+
     def _finish(self, operation: Operation, start: Callable[[], Any]) -> None:
         super()._finish(operation, start)
         self._torch.cuda.synchronize()  # the caller may read the result from any stream, or from the CPU
