@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
@@ -67,9 +65,8 @@ def _assert_close(state: dict[str, Any], expected: dict[str, Any]) -> None:
 # --- DDP ---
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ddp_trains_as_one_process_on_the_whole_batch(size: int) -> None:
-    assert run(_ddp, size, timeout=60) == [None] * size
+def test_ddp_trains_as_one_process_on_the_whole_batch() -> None:
+    assert run(_ddp, 3, timeout=60) == [None] * 3
 
 
 def _ddp() -> None:
@@ -118,9 +115,9 @@ def _ddp_hooks() -> None:
 # --- FSDP2 ---
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_fsdp2_trains_as_one_process_on_the_whole_batch(size: int) -> None:
-    assert run(_fsdp2, size, timeout=60) == [None] * size
+def test_fsdp2_trains_as_one_process_on_the_whole_batch() -> None:
+    # Three ranks share 16 and 4 rows unequally.
+    assert run(_fsdp2, 3, timeout=60) == [None] * 3
 
 
 def _fsdp2() -> None:
@@ -144,7 +141,6 @@ def _fsdp2() -> None:
 def test_checkpoint_saved_by_two_ranks_is_loaded_by_three(tmp_path: Path) -> None:
     run(_save, 2, str(tmp_path), timeout=60)
     run(_load, 3, str(tmp_path), timeout=60)
-    run(_load, 1, str(tmp_path), timeout=60)
 
 
 def _state() -> dict[str, Any]:
@@ -164,7 +160,7 @@ def _save(folder: str) -> None:
 def _load(folder: str) -> None:
     with process_group() as (_, size):
         mesh = init_device_mesh("cpu", (size,))
-        model = copy.deepcopy(_model())
+        model = _model()
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
         fully_shard(model, mesh=mesh)

@@ -88,9 +88,8 @@ class _TorchCalls:
     """torch.distributed on torch tensors: torch's own gloo, or neuraxis's shm as torch's backend."""
 
     def __init__(self, contender: str, timeout_s: float) -> None:
-        import torch.distributed
-
         import torch
+        import torch.distributed
 
         torch.set_num_threads(1)
         backend = contender
