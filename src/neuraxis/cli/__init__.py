@@ -6,6 +6,9 @@ bench` needs: cyclopts imports a command's module when that command is called.
 
 from __future__ import annotations
 
+import os
+import sys
+
 from cyclopts import App
 
 import neuraxis
@@ -27,4 +30,9 @@ for _name, _target, _help in (
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)

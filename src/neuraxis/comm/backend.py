@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ElementType, ReduceOp
-from neuraxis.errors import NeuraxisError
+from neuraxis.errors import CollectiveTimeout, NeuraxisError
 
 __all__ = ["Backend", "Exchange", "Operation", "Request", "describe_call"]
 
@@ -113,6 +113,14 @@ class Backend(ABC):
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         """From any rank where `source` is None."""
 
+    def send(self, buffer: Buffer, to: int, tag: int, timeout: float) -> None:
+        """Send and wait until the buffer may be used again."""
+        _wait(self.isend(buffer, to, tag), timeout)
+
+    def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
+        """Receive and wait; the group rank it came from."""
+        return _wait(self.ireceive(buffer, source, tag), timeout)
+
     def keep_going(self) -> None:
         """Make sure that messages under way get on even while nobody waits for them."""
 
@@ -132,3 +140,12 @@ class Backend(ABC):
 
     def poison(self, error: BaseException) -> None:
         """Make this rank's failure known to the others, where the backend can."""
+
+
+def _wait(request: Request, timeout: float) -> int:
+    try:
+        request.wait(timeout)
+    except CollectiveTimeout:
+        request.cancel()
+        raise
+    return request.source

@@ -242,37 +242,35 @@ class Communicator(ObjectForms):
 
     def isend(self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None) -> Work:
         """Start to send `tensor` to rank `dst`."""
-        return self._keep_going(self._start_send(tensor, dst, tag, group_dst))
+        buffer = self._arguments.buffer(tensor, "tensor", writes=False)
+        peer = self._arguments.peer("dst", dst, group_dst)
+        backend = self._calls.usable_backend()
+        request = backend.isend(buffer, peer, tag)
+        backend.keep_going()
+        return TransferWork("send", request, self.timeout, lambda: None, keep=buffer)
 
     def irecv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> Work:
         """Start to receive `tensor` from rank `src`, or from any rank."""
-        return self._keep_going(self._start_receive(tensor, src, tag, group_src))
+        buffer = self._arguments.buffer(tensor, "tensor", writes=True)
+        peer = None if src is None and group_src is None else self._arguments.peer("src", src, group_src)
+        backend = self._calls.usable_backend()
+        request = backend.ireceive(buffer, peer, tag)
+        backend.keep_going()
+        return TransferWork("recv", request, self.timeout, buffer.write_back, keep=buffer)
 
     def send(self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None) -> None:
         """Send `tensor` to rank `dst`."""
-        self._start_send(tensor, dst, tag, group_dst).wait()
+        buffer = self._arguments.buffer(tensor, "tensor", writes=False)
+        peer = self._arguments.peer("dst", dst, group_dst)
+        self._calls.usable_backend().send(buffer, peer, tag, self.timeout)
 
     def recv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> int:
         """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from."""
-        work = self._start_receive(tensor, src, tag, group_src)
-        work.wait()
-        return self.ranks[work.request.source]
-
-    def _start_send(self, tensor: Any, dst: int | None, tag: int, group_dst: int | None) -> TransferWork:
-        buffer = self._arguments.buffer(tensor, "tensor", writes=False)
-        peer = self._arguments.peer("dst", dst, group_dst)
-        request = self._calls.usable_backend().isend(buffer, peer, tag)
-        return TransferWork("send", request, self.timeout, lambda: None, keep=buffer)
-
-    def _start_receive(self, tensor: Any, src: int | None, tag: int, group_src: int | None) -> TransferWork:
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         peer = None if src is None and group_src is None else self._arguments.peer("src", src, group_src)
-        request = self._calls.usable_backend().ireceive(buffer, peer, tag)
-        return TransferWork("recv", request, self.timeout, buffer.write_back, keep=buffer)
-
-    def _keep_going(self, work: Work) -> Work:
-        self._calls.usable_backend().keep_going()
-        return work
+        source = self._calls.usable_backend().receive(buffer, peer, tag, self.timeout)
+        buffer.write_back()
+        return self.ranks[source]
 
     # --- groups ---------------------------------------------------------------------------------
 

@@ -25,14 +25,22 @@ from neuraxis.comm.backend import Request
 from neuraxis.comm.buffers import Buffer, address_of
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.reduction import ElementType
-from neuraxis.comm.rings import DOORBELL, change_sleepers, ring_doorbell, ring_read, ring_write
+from neuraxis.comm.rings import (
+    DOORBELL,
+    HEADER_BYTES,
+    change_sleepers,
+    receive_message,
+    ring_doorbell,
+    ring_read,
+    ring_write,
+    send_message,
+)
 from neuraxis.errors import CollectiveMismatch, NeuraxisError
 
 __all__ = ["Endpoint"]
 
 _PATIENCE = 50  # how often to look in vain before asking whether the other side lives, and going to sleep
-_HEADER_WORDS = 4
-_HEADER_BYTES = 8 * _HEADER_WORDS
+_HEADER_WORDS = HEADER_BYTES // 8
 
 
 class Rings(Protocol):
@@ -93,11 +101,13 @@ class Endpoint:
         self,
         rings: Rings,
         capacity: int,
+        patience: tuple[int, int],
         check: Callable[[str, int | None], None],
         expire: Callable[[str, int | None, float], NoReturn],
     ) -> None:
         self._rings = rings
         self._capacity = capacity
+        self._patience = patience
         self._check = check
         self._expire = expire
         self._lock = threading.Lock()
@@ -116,27 +126,74 @@ class Endpoint:
         with self._lock:
             transfer.header[:] = (tag, buffer.nbytes, int(buffer.element), self._sequence)
             self._sequence += 1
-            if to == self._rings.rank:
-                self._accept(to, transfer.header, buffer.bytes().copy())
-                transfer.finished = True
-            else:
-                self._sends.setdefault(to, deque()).append(transfer)
+            self._queue(transfer, to, 0)
         self.progress()
         return transfer
 
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         transfer = _Transfer(self, buffer, source, tag, "receive")
         with self._lock:
-            for index, (sender, header, content) in enumerate(self._unexpected):
-                if _matches(transfer, sender, int(header[0])):
-                    del self._unexpected[index]
-                    if self._fits(transfer, sender, header):
-                        buffer.bytes()[:] = content
-                        self._finish_receive(transfer, sender)
-                    return transfer
-            self._receives.append(transfer)
+            self._post(transfer)
         self.progress()
         return transfer
+
+    def send(self, buffer: Buffer, to: int, tag: int, timeout: float) -> None:
+        """Send and wait: in compiled code while the reader keeps up, as any other transfer after that."""
+        transfer = _Transfer(self, buffer, to, tag, "send")
+        rings = self._rings
+        with self._lock:
+            transfer.header[:] = (tag, buffer.nbytes, int(buffer.element), self._sequence)
+            self._sequence += 1
+            written = 0
+            if to != rings.rank and to not in self._sends and not self._closed:
+                written = send_message(
+                    rings.ring_counters(rings.rank, to),
+                    rings.ring_data(rings.rank, to),
+                    self._capacity,
+                    address_of(transfer.header),
+                    buffer.address,
+                    buffer.nbytes,
+                    rings.doorbell(to),
+                    *self._patience,
+                )
+                if written == HEADER_BYTES + buffer.nbytes:
+                    return
+            self._queue(transfer, to, written)
+        self.wait(transfer, timeout)
+
+    def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
+        """Receive and wait, likewise; the rank it came from."""
+        rings = self._rings
+        incoming = self._incoming.get(source) if source is not None else None
+        transfer = _Transfer(self, buffer, source, tag, "receive")
+        with self._lock:
+            if (
+                incoming is not None
+                and source is not None
+                and incoming.header_done == 0
+                and not (self._receives or self._unexpected or self._closed)
+            ):
+                read = receive_message(
+                    rings.ring_counters(source, rings.rank),
+                    rings.ring_data(source, rings.rank),
+                    self._capacity,
+                    tag,
+                    int(buffer.element),
+                    address_of(incoming.header),
+                    buffer.address,
+                    buffer.nbytes,
+                    rings.doorbell(source),
+                    *self._patience,
+                )
+                if read == HEADER_BYTES + buffer.nbytes:
+                    return source
+                if read > 0:
+                    incoming.header_done, incoming.done = HEADER_BYTES, read - HEADER_BYTES
+                    incoming.transfer = transfer
+            if incoming is None or incoming.transfer is not transfer:
+                self._post(transfer)
+        self.wait(transfer, timeout)
+        return transfer.source
 
     def progress(self) -> bool:
         """Move whatever can be moved now; whether anything was."""
@@ -192,6 +249,27 @@ class Endpoint:
 
     # --- how bytes move ---
 
+    def _queue(self, transfer: _Transfer, to: int, written: int) -> None:
+        """Put a message in line, of which the first bytes (header included) may have gone out."""
+        if to == self._rings.rank:
+            self._accept(to, transfer.header, transfer.buffer.bytes().copy())
+            transfer.finished = True
+            return
+        transfer.header_done = min(written, HEADER_BYTES)
+        transfer.done = written - transfer.header_done
+        self._sends.setdefault(to, deque()).append(transfer)
+
+    def _post(self, transfer: _Transfer) -> None:
+        """Ask for a message, which may be here already."""
+        for index, (sender, header, content) in enumerate(self._unexpected):
+            if _matches(transfer, sender, int(header[0])):
+                del self._unexpected[index]
+                if self._fits(transfer, sender, header):
+                    transfer.buffer.bytes()[:] = content
+                    self._finish_receive(transfer, sender)
+                return
+        self._receives.append(transfer)
+
     def _run(self) -> None:
         while True:
             moved = self.progress()
@@ -219,17 +297,17 @@ class Endpoint:
         moved = False
         while queue:
             transfer = queue[0]
-            if transfer.header_done < _HEADER_BYTES:
+            if transfer.header_done < HEADER_BYTES:
                 written = ring_write(
                     ring,
                     data,
                     self._capacity,
                     address_of(transfer.header) + transfer.header_done,
-                    _HEADER_BYTES - transfer.header_done,
+                    HEADER_BYTES - transfer.header_done,
                 )
                 transfer.header_done += written
                 moved = moved or written > 0
-                if transfer.header_done < _HEADER_BYTES:
+                if transfer.header_done < HEADER_BYTES:
                     break
             written = ring_write(
                 ring,
@@ -255,19 +333,19 @@ class Endpoint:
         data = self._rings.ring_data(source, self._rings.rank)
         moved = False
         while True:
-            if incoming.header_done < _HEADER_BYTES:
+            if incoming.header_done < HEADER_BYTES:
                 read = ring_read(
                     ring,
                     data,
                     self._capacity,
                     address_of(incoming.header) + incoming.header_done,
-                    _HEADER_BYTES - incoming.header_done,
+                    HEADER_BYTES - incoming.header_done,
                 )
                 if read == 0:
                     break
                 moved = True
                 incoming.header_done += read
-                if incoming.header_done < _HEADER_BYTES:
+                if incoming.header_done < HEADER_BYTES:
                     break
                 self._begin(source, incoming)
             nbytes = int(incoming.header[1])

@@ -10,29 +10,46 @@ who sleeps on it; the fences pair as in `atomics.fence`.
 
 from __future__ import annotations
 
-from neuraxis.comm.atomics import copy_bytes, fence, fetch_add, load, load_acquire, store_release, wake_all
+from numba import njit
+
+from neuraxis.comm.atomics import (
+    copy_bytes,
+    fence,
+    fetch_add,
+    load,
+    load_acquire,
+    relax,
+    store_release,
+    wake_all,
+    yield_cpu,
+)
 from neuraxis.compiled import compiled
 
 __all__ = [
     "DOORBELL",
     "DOORBELL_BYTES",
+    "HEADER_BYTES",
     "RING_COUNTERS_BYTES",
     "change_sleepers",
+    "receive_message",
     "ring_bytes",
     "ring_doorbell",
     "ring_read",
     "ring_write",
+    "send_message",
 ]
 
 RING_COUNTERS_BYTES = 256  # head and tail, each on lines of its own
 _HEAD, _TAIL = 0, 128
+HEADER_BYTES = 32  # tag, length, element type, number
+
 DOORBELL, DOORBELL_SLEEPERS = 0, 64  # within a rank's doorbell block
 DOORBELL_BYTES = 128
 
 
 def ring_bytes(size: int) -> int:
     """The capacity of one ring: smaller where there are many pairs."""
-    return 65536 if size <= 8 else 16384
+    return 262144 if size <= 8 else 65536
 
 
 @compiled
@@ -51,6 +68,15 @@ def ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) ->
     return width
 
 
+@njit(inline="always")
+def _copy_out(data: int, capacity: int, tail: int, target: int, width: int) -> None:
+    start = tail % capacity
+    first = min(width, capacity - start)
+    copy_bytes(target, data + start, first)
+    if width > first:
+        copy_bytes(target + first, data, width - first)
+
+
 @compiled
 def ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> int:
     """Copy up to `nbytes` out of the ring; how many came out."""
@@ -58,11 +84,7 @@ def ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> 
     width = min(nbytes, load_acquire(ring + _HEAD) - tail)
     if width <= 0:
         return 0
-    start = tail % capacity
-    first = min(width, capacity - start)
-    copy_bytes(target, data + start, first)
-    if width > first:
-        copy_bytes(target + first, data, width - first)
+    _copy_out(data, capacity, tail, target, width)
     store_release(ring + _TAIL, tail + width)
     return width
 
@@ -82,3 +104,97 @@ def change_sleepers(doorbell: int, sleepers: int) -> int:
         fetch_add(doorbell + DOORBELL_SLEEPERS, sleepers)
         fence()
     return load_acquire(doorbell + DOORBELL)
+
+
+# --- whole messages, without a word of Python in between ---
+
+
+@compiled
+def send_message(
+    ring: int,
+    data: int,
+    capacity: int,
+    header: int,
+    source: int,
+    nbytes: int,
+    doorbell: int,
+    spins: int,
+    yields: int,
+) -> int:
+    """Write header and bytes while the reader keeps up; how many bytes went in, the header's included.
+
+    Nothing goes in unless the header fits. It waits for room only as long as the patience lasts.
+    """
+    if capacity - (load(ring + _HEAD) - load_acquire(ring + _TAIL)) < HEADER_BYTES:
+        return 0
+    written = ring_write(ring, data, capacity, header, HEADER_BYTES)
+    tries = 0
+    while True:
+        # In quarters of the ring, so that the reader reads one while the next is written.
+        step = ring_write(
+            ring, data, capacity, source + written - HEADER_BYTES, min(nbytes + HEADER_BYTES - written, capacity // 4)
+        )
+        written += step
+        if written == nbytes + HEADER_BYTES:
+            break
+        tries = 0 if step > 0 else tries + 1
+        if tries == 1:
+            ring_doorbell(doorbell)
+        if tries > spins + yields:
+            return written
+        if tries > spins:
+            yield_cpu()
+        elif tries > 0:
+            relax()
+    ring_doorbell(doorbell)
+    return written
+
+
+@compiled
+def receive_message(
+    ring: int,
+    data: int,
+    capacity: int,
+    tag: int,
+    element: int,
+    header: int,
+    target: int,
+    nbytes: int,
+    doorbell: int,
+    spins: int,
+    yields: int,
+) -> int:
+    """Read the next message while the writer keeps up; how many bytes came out, the header's included.
+
+    Nothing is read (-1) if the next message is another one than this receive is for.
+    """
+    tries = 0
+    while load_acquire(ring + _HEAD) - load(ring + _TAIL) < HEADER_BYTES:
+        tries += 1
+        if tries > spins + yields:
+            return 0
+        if tries > spins:
+            yield_cpu()
+        else:
+            relax()
+    tail = load(ring + _TAIL)
+    _copy_out(data, capacity, tail, header, HEADER_BYTES)
+    if load(header) != tag or load(header + 8) != nbytes or load(header + 16) != element:
+        return -1
+    store_release(ring + _TAIL, tail + HEADER_BYTES)
+    received = HEADER_BYTES
+    tries = 0
+    while received < nbytes + HEADER_BYTES:
+        step = ring_read(ring, data, capacity, target + received - HEADER_BYTES, nbytes + HEADER_BYTES - received)
+        received += step
+        tries = 0 if step > 0 else tries + 1
+        if tries == 1:
+            ring_doorbell(doorbell)
+        if tries > spins + yields:
+            return received
+        if tries > spins:
+            yield_cpu()
+        elif tries > 0:
+            relax()
+    ring_doorbell(doorbell)
+    return received

@@ -87,7 +87,7 @@ class ShmBackend(Backend):
         self._segment, self._watch = self._meet(exchange, slot_bytes)
         self._lay_out()
         self._interruption: NeuraxisError | None = None
-        self._endpoint = Endpoint(self, ring_bytes(size), self._check_peer, self._expire_transfer)
+        self._endpoint = Endpoint(self, ring_bytes(size), _patience(size), self._check_peer, self._expire_transfer)
 
     # --- setting up -----------------------------------------------------------------------------
 
@@ -314,6 +314,12 @@ class ShmBackend(Backend):
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         return self._endpoint.ireceive(buffer, source, tag)
 
+    def send(self, buffer: Buffer, to: int, tag: int, timeout: float) -> None:
+        self._endpoint.send(buffer, to, tag, timeout)
+
+    def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
+        return self._endpoint.receive(buffer, source, tag, timeout)
+
     def keep_going(self) -> None:
         self._endpoint.keep_going()
 
@@ -492,7 +498,7 @@ def _patience(size: int) -> tuple[int, int]:
     With a core for each rank, spinning for about 100 µs saves the sleep in nearly all small operations. With
     fewer cores the rank that is waited for may need this very core, so it is given away almost at once.
     """
-    return (2000, 50) if size <= usable_cores() else (10, 1000)
+    return (2000, 500) if size <= usable_cores() else (10, 1000)
 
 
 _SIGNATURE_ALL_REDUCE = int(Operation.ALL_REDUCE)
