@@ -80,10 +80,14 @@ def _crew_parameter(item: Any) -> Any:
 @pytest.fixture(autouse=True)
 def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test after which a process, thread, descriptor or shared memory is there that was not before."""
-    if "crew" in request.fixturenames:
-        request.getfixturevalue("crew").ensure()  # a crew that an earlier test broke is started anew
+    crew = request.getfixturevalue("crew") if "crew" in request.fixturenames else None
+    if crew is not None:
+        crew.ensure()  # one that an earlier test broke is started anew
+        generation = crew.generation
     before = _held()
     yield
+    if crew is not None and (crew.broken or crew.generation != generation):
+        crew.close()
     deadline = time.monotonic() + GRACE_S
     while left := _left(before):
         if time.monotonic() > deadline:

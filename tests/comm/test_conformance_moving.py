@@ -234,13 +234,14 @@ def other_layouts(context: Any, library: str) -> list[str]:
     checks = Checks(rank)
     ranks = range(size)
     names = layouts(library)
-    for name in ("int32", "float64", "complex64", "int8"):
+    cases = [(name, (4, 3)) for name in ("int32", "float64", "complex64", "int8")]
+    for name, shape in [*cases, ("float64", (1, 1))]:
         for index, layout in enumerate(names):
             here = names[(index + rank) % len(names)]
             there = names[(index + rank + 1) % len(names)]
-            maker = Maker(library, name, (4, 3))
+            maker = Maker(library, name, shape)
             root = index % size
-            checks(name, here, there, "root", root)
+            checks(name, shape, here, there, "root", root)
             array = laid_out(maker.of(rank, 1), here)
             dist.broadcast(array, src=root)
             checks.same(array, maker.of(root, 1), "broadcast")

@@ -161,7 +161,14 @@ def test_tensors(name: str, shape: tuple[int, ...]) -> None:
 def test_tensors_that_are_views() -> None:
     torch = torch_module()
     tensor = torch.arange(12.0).reshape(3, 4)
-    for value in (tensor.t(), tensor[:, ::2], torch.tensor([1 + 2j]).conj(), tensor.requires_grad_()):
+    for value in (
+        tensor.t(),
+        tensor[:, ::2],
+        tensor[0, :1],
+        torch.zeros(2)[::2],
+        torch.tensor([1 + 2j]).conj(),
+        tensor.requires_grad_(),
+    ):
         assert decode(encode(value)).equal(value.detach().resolve_conj())
 
 

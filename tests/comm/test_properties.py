@@ -214,6 +214,7 @@ ORDER = [
 @given(sequence=st.lists(steps(3), min_size=1, max_size=15))
 @example(sequence=ORDER)
 def test_any_sequence_in_shared_memory(crew: Crew, sequence: list[Step]) -> None:
+    crew.ensure()  # hypothesis runs an example that failed once more
     crew.check(run_steps, sequence)
 
 
@@ -221,4 +222,5 @@ def test_any_sequence_in_shared_memory(crew: Crew, sequence: list[Step]) -> None
 @settings(quietly, max_examples=15)
 @given(sequence=st.lists(steps(2), min_size=1, max_size=10))
 def test_any_sequence_over_other_transports(crew: Crew, sequence: list[Step]) -> None:
+    crew.ensure()  # hypothesis runs an example that failed once more
     crew.check(run_steps, sequence)

@@ -44,6 +44,7 @@ class Crew:
         self.backend = backend
         self.size = size
         self.broken = False
+        self.generation = 0  # how often it was started
         self._folder: Path | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._family: list[psutil.Process] = []
@@ -61,6 +62,7 @@ class Crew:
     def start(self) -> None:
         """Start the ranks, and return when all of them have their context."""
         self.broken = False
+        self.generation += 1
         self._folder = Path(tempfile.mkdtemp(prefix="crew-"))  # readable by its owner alone
         address = str(self._folder / "socket")
         try:
