@@ -68,7 +68,13 @@ class Arguments:
     def list(self, what: str, values: Sequence[Any], example: Buffer | None, *, writes: bool) -> Buffers:
         """Buffers over a list with one array for each rank, of the dtype of `example`."""
         self.check_length(what, values)
-        buffers = [self.buffer(value, f"{what}[{index}]", writes=writes) for index, value in enumerate(values)]
+        buffers = []
+        for value in values:
+            try:
+                buffers.append(buffer_of(value, "", writes=writes, device=self.device))
+            except (InvalidArgument, InvalidType):
+                buffer_of(value, f"{what}[{len(buffers)}]", writes=writes, device=self.device)  # raises with the name
+                raise
         if example is not None:
             self.list_dtypes(what, buffers, example)
         return buffers
@@ -116,16 +122,18 @@ class Arguments:
         if splits is None or len(splits) == 0:
             if rows % self.size:
                 raise InvalidArgument(f"{what} has {rows} rows, which {self.size} ranks cannot share equally")
-            splits = [rows // self.size] * self.size
-        self.check_length(f"{what}_split_sizes", list(splits))
-        if sum(splits) != rows:
-            raise InvalidArgument(f"{what}_split_sizes {list(splits)} add up to {sum(splits)}, not to {rows} rows")
+            length = whole.count // self.size
+            return [_part(whole, index * length, length) for index in range(self.size)]
+        splits = [int(length) for length in splits]
+        self.check_length(f"{what}_split_sizes", splits)
+        if sum(splits) != rows or min(splits) < 0:
+            raise InvalidArgument(f"{what}_split_sizes {splits} do not add up to {rows} rows")
         row_count = whole.count // rows if rows else 0
-        starts = np.cumsum([0, *splits[:-1]])
-        return [
-            _part(whole, int(start) * row_count, int(length) * row_count)
-            for start, length in zip(starts, splits, strict=True)
-        ]
+        parts, start = [], 0
+        for length in splits:
+            parts.append(_part(whole, start, length * row_count))
+            start += length * row_count
+        return parts
 
 
 def _part(whole: Buffer, start: int, count: int) -> Buffer:

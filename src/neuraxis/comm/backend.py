@@ -7,9 +7,12 @@ has done all that before. Every call blocks until this rank's part is done, or r
 from __future__ import annotations
 
 import enum
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
+
+import numpy as np
 
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ElementType, ReduceOp
@@ -19,6 +22,10 @@ __all__ = ["Backend", "Exchange", "Operation", "Request", "describe_call"]
 
 Exchange = Callable[[bytes], list[bytes]]
 """Hands in this rank's bytes and gives back everybody's, in rank order: what a backend is set up with."""
+
+
+ShortWay = Callable[[np.ndarray, ReduceOp], bool]
+"""All-reduces a plain NumPy array at once; False if it is not plain, or a call is running, and nothing was done."""
 
 
 class Operation(enum.IntEnum):
@@ -123,6 +130,10 @@ class Backend(ABC):
 
     def keep_going(self) -> None:
         """Make sure that messages under way get on even while nobody waits for them."""
+
+    def short_way(self, lock: threading.Lock, fail: Callable[[BaseException], None]) -> ShortWay | None:
+        """A short way for small all-reduces, where the backend has one. It takes `lock` and reports to `fail`."""
+        return None
 
     @abstractmethod
     def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> Backend:

@@ -76,7 +76,7 @@ class Buffer:
         """The memory as a flat torch tensor of its elements (what torch lacks as bytes)."""
         torch = sys.modules["torch"]
         if isinstance(self.memory, torch.Tensor):
-            return self.memory.view(-1) if self.memory.layout is torch.strided else self.memory
+            return self.memory.detach().view(-1)
         dtype = {
             ElementType.BFLOAT16: torch.bfloat16,
             ElementType.COMPLEX32: torch.complex32,
@@ -91,6 +91,12 @@ def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Bu
 
     `device` is where the backend needs the memory: "cpu", or a torch device such as "cuda:0".
     """
+    if type(value) is np.ndarray and device == "cpu":
+        known = _PLAIN.get(value.dtype)
+        if known is not None and (not writes or value.flags.writeable):
+            address = address_of(value)
+            if address:  # contiguous, so there is nothing more to do
+                return Buffer(address, value.size, known[0], known[1], value, None)
     if isinstance(value, np.ndarray):
         return _buffer_of_numpy(value, what, writes, device)
     torch = sys.modules.get("torch")
@@ -102,9 +108,19 @@ def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Bu
     )
 
 
+# The usual dtypes in native byte order: item bytes and element type.
+_PLAIN: dict[np.dtype, tuple[int, ElementType]] = {
+    np.dtype(element.label): (np.dtype(element.label).itemsize, element)
+    for element in ElementType
+    if element <= ElementType.COMPLEX128 and element is not ElementType.BFLOAT16
+}
+
+
 def address_of(array: np.ndarray) -> int:
-    """The address of a C-contiguous array's data."""
-    return _fast_address(id(array)) if array_layout_is_known() else int(array.ctypes.data)
+    """The address of an array's data; 0 if it is not C-contiguous."""
+    if array_layout_is_known():
+        return _fast_address(id(array))
+    return int(array.ctypes.data) if array.flags.c_contiguous else 0
 
 
 def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) -> Buffer:
@@ -133,21 +149,15 @@ def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) ->
 def _buffer_of_tensor(torch: Any, value: Any, what: str, device: str) -> Buffer:
     if value.layout is not torch.strided:
         raise InvalidType(f"{what} must be a dense tensor, not one of layout {value.layout}; use .to_dense()")
-    memory, origin = value.detach(), None
     reachable = value.is_cpu if device == "cpu" else value.device == torch.device(device)
-    if not (reachable and value.is_contiguous()) or value.is_conj() or value.is_neg():
-        memory = memory.resolve_conj().resolve_neg().to(device).contiguous()
-        origin = value
+    if reachable and value.is_contiguous() and not value.is_conj() and not value.is_neg():
+        memory, origin = value, None
+    else:
+        memory, origin = value.detach().resolve_conj().resolve_neg().to(device).contiguous(), value
         if memory.data_ptr() == value.data_ptr() and memory.numel() > 0:  # nothing above made a copy
             memory = memory.clone(memory_format=torch.contiguous_format)
-    return Buffer(
-        memory.data_ptr(),
-        memory.numel(),
-        memory.element_size(),
-        _torch_element(torch, value.dtype),
-        memory,
-        origin,
-    )
+    element = _TORCH_ELEMENTS.get(value.dtype) or _torch_element(torch, value.dtype)
+    return Buffer(memory.data_ptr(), memory.numel(), memory.element_size(), element, memory, origin)
 
 
 _TORCH_ELEMENTS: dict[Any, ElementType] = {}
@@ -169,9 +179,7 @@ def _as_numpy(memory: Any) -> np.ndarray:
     return array
 
 
-def _fast_address(array_id: int) -> int:
-    address: int = kernels.array_address(array_id)
-    return address
+_fast_address = kernels.array_address
 
 
 @cache

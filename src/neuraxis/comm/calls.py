@@ -7,13 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
-from neuraxis.comm.backend import Backend
+from neuraxis.comm.backend import Backend, ShortWay
 from neuraxis.comm.buffers import Buffer
-from neuraxis.comm.reduction import ReduceOp
 from neuraxis.comm.work import OrderedRunner, Work
-from neuraxis.errors import CommunicatorClosed, InvalidType, NeuraxisError
+from neuraxis.errors import CommunicatorClosed, NeuraxisError
 
 __all__ = ["CallOrder"]
 
@@ -34,56 +31,41 @@ class CallOrder:
         self._backend: Backend | None = backend
         self._lock = threading.Lock()
         self._runner: OrderedRunner | None = None
-        # The backend, while a small all-reduce may take the short way: nothing queued, nothing failed.
-        self.short_way: Any = None
+        # How a plain NumPy array can be all-reduced without all this, while nothing is queued and nothing has failed.
+        self.short_way: ShortWay | None = None
         self.restore_short_way()
 
     @property
     def closed(self) -> bool:
         return self._backend is None
 
-    def all_reduce_the_short_way(self, array: np.ndarray, op: ReduceOp) -> bool:
-        """All-reduce a plain NumPy array at once; False if it has to go the long way."""
-        if not self._lock.acquire(False):
-            return False
-        try:
-            return bool(self.short_way.all_reduce_array(array, op))
-        except InvalidType:
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
-        finally:
-            self._lock.release()
-
-    def call(
-        self,
-        what: str,
-        call: Callable[[Backend], None],
-        *,
-        written: Sequence[Buffer] = (),
-        async_op: bool = False,
-    ) -> Work | None:
-        """Run a call now, or in the order of the queue if one is running or wanted."""
-
-        def run() -> None:
-            self.guarded(call)
-            for buffer in written:
-                buffer.write_back()
-
+    def call(self, method: str, *arguments: Any, written: Sequence[Buffer] = (), async_op: bool = False) -> Work | None:
+        """Call a method of the backend now, or in the order of the queue if one is running or wanted."""
         runner = self._runner
         if not async_op and (runner is None or not runner.busy or runner.owns_this_thread()):
-            run()
+            self._run(method, arguments, written)
             return None
         self.usable_backend()
-        if self._runner is None:
-            self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_way)
+        if runner is None:
+            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_way)
         self.short_way = None
-        work = self._runner.submit(what, run)
+        work = runner.submit(method, lambda: self._run(method, arguments, written))
         if async_op:
             return work
         work.wait()
         return None
+
+    def _run(self, method: str, arguments: tuple[Any, ...], written: Sequence[Buffer]) -> None:
+        with self._lock:
+            backend = self.usable_backend()
+            try:
+                getattr(backend, method)(*arguments)
+            except BaseException as error:
+                self.fail(error)
+                raise
+        for buffer in written:
+            if buffer.origin is not None:
+                buffer.write_back()
 
     def guarded(self, call: Callable[[Backend], _T]) -> _T:
         with self._lock:
@@ -101,10 +83,11 @@ class CallOrder:
             self._backend.poison(error)
 
     def usable_backend(self) -> Backend:
-        if self._backend is None:
+        backend = self._backend
+        if backend is None:
             raise CommunicatorClosed(f"{self.name} is closed: it was destroyed, or its context was shut down")
         if self.error is None:
-            return self._backend
+            return backend
         if isinstance(self.error, NeuraxisError):
             again = copy.copy(self.error)
             again.add_note(f"(raised again: {self.name} failed with this earlier, and can only be destroyed)")
@@ -114,8 +97,8 @@ class CallOrder:
         ) from self.error
 
     def restore_short_way(self) -> None:
-        if self.error is None and self._backend is not None and hasattr(self._backend, "all_reduce_array"):
-            self.short_way = self._backend
+        if self.error is None and self._backend is not None:
+            self.short_way = self._backend.short_way(self._lock, self.fail)
 
     def destroy(self) -> None:
         """Finish what is queued, then free everything. Can be called again, and after a failure."""

@@ -60,16 +60,14 @@ class Communicator(ObjectForms):
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False) -> Work | None:
         """Reduce `tensor` over all ranks; every rank gets the result, in place."""
         # A small all-reduce takes about a microsecond, so it must not pass through the general machinery.
-        calls = self._calls
-        if calls.short_way is not None and type(tensor) is np.ndarray and not async_op and type(op) is ReduceOp:
-            if calls.all_reduce_the_short_way(tensor, op):
+        short_way = self._calls.short_way
+        if short_way is not None and type(tensor) is np.ndarray and not async_op and type(op) is ReduceOp:
+            if short_way(tensor, op):
                 return None
         op = reduce_op_of(op)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         check_reducible(buffer.element, op, "all_reduce")
-        return self._calls.call(
-            "all_reduce", lambda backend: backend.all_reduce(buffer, op), written=[buffer], async_op=async_op
-        )
+        return self._calls.call("all_reduce", buffer, op, written=[buffer], async_op=async_op)
 
     def reduce(
         self,
@@ -85,9 +83,7 @@ class Communicator(ObjectForms):
         buffer = self._arguments.buffer(tensor, "tensor", writes=self.rank == root)
         check_reducible(buffer.element, op, "reduce")
         written = [buffer] if self.rank == root else []
-        return self._calls.call(
-            "reduce", lambda backend: backend.reduce(buffer, op, root), written=written, async_op=async_op
-        )
+        return self._calls.call("reduce", buffer, op, root, written=written, async_op=async_op)
 
     def broadcast(
         self, tensor: Any, src: int | None = None, async_op: bool = False, group_src: int | None = None
@@ -96,13 +92,11 @@ class Communicator(ObjectForms):
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=self.rank != root)
         written = [buffer] if self.rank != root else []
-        return self._calls.call(
-            "broadcast", lambda backend: backend.broadcast(buffer, root), written=written, async_op=async_op
-        )
+        return self._calls.call("broadcast", buffer, root, written=written, async_op=async_op)
 
     def barrier(self, async_op: bool = False) -> Work | None:
         """Wait until every rank of the group has come here."""
-        return self._calls.call("barrier", lambda backend: backend.barrier(), async_op=async_op)
+        return self._calls.call("barrier", async_op=async_op)
 
     def gather(
         self,
@@ -116,23 +110,13 @@ class Communicator(ObjectForms):
         root = self._arguments.root("dst", dst, group_dst)
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.root_list("gather_list", gather_list, root, buffer, writes=True)
-        return self._calls.call(
-            "gather",
-            lambda backend: backend.gather(buffer, outputs, root),
-            written=outputs,
-            async_op=async_op,
-        )
+        return self._calls.call("gather", buffer, outputs, root, written=outputs, async_op=async_op)
 
     def all_gather(self, tensor_list: Sequence[Any], tensor: Any, async_op: bool = False) -> Work | None:
         """Collect every rank's `tensor` in `tensor_list` on every rank."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.list("tensor_list", tensor_list, buffer, writes=True)
-        return self._calls.call(
-            "all_gather",
-            lambda backend: backend.all_gather(outputs, buffer),
-            written=outputs,
-            async_op=async_op,
-        )
+        return self._calls.call("all_gather", outputs, buffer, written=outputs, async_op=async_op)
 
     def scatter(
         self,
@@ -146,12 +130,7 @@ class Communicator(ObjectForms):
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         inputs = self._arguments.root_list("scatter_list", scatter_list, root, buffer, writes=False)
-        return self._calls.call(
-            "scatter",
-            lambda backend: backend.scatter(buffer, inputs, root),
-            written=[buffer],
-            async_op=async_op,
-        )
+        return self._calls.call("scatter", buffer, inputs, root, written=[buffer], async_op=async_op)
 
     def all_to_all(
         self, output_tensor_list: Sequence[Any], input_tensor_list: Sequence[Any], async_op: bool = False
@@ -160,12 +139,7 @@ class Communicator(ObjectForms):
         inputs = self._arguments.list("input_tensor_list", input_tensor_list, None, writes=False)
         outputs = self._arguments.list("output_tensor_list", output_tensor_list, inputs[0], writes=True)
         self._arguments.list_dtypes("input_tensor_list", inputs, inputs[0])
-        return self._calls.call(
-            "all_to_all",
-            lambda backend: backend.all_to_all(outputs, inputs),
-            written=outputs,
-            async_op=async_op,
-        )
+        return self._calls.call("all_to_all", outputs, inputs, written=outputs, async_op=async_op)
 
     def reduce_scatter(
         self, output: Any, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, async_op: bool = False
@@ -180,12 +154,7 @@ class Communicator(ObjectForms):
                 f"reduce_scatter: output has {target.count} elements, "
                 f"but input_list[{self.rank}], which is reduced into it, has {inputs[self.rank].count}"
             )
-        return self._calls.call(
-            "reduce_scatter",
-            lambda backend: backend.reduce_scatter(target, inputs, op),
-            written=[target],
-            async_op=async_op,
-        )
+        return self._calls.call("reduce_scatter", target, inputs, op, written=[target], async_op=async_op)
 
     # --- one tensor instead of a list -----------------------------------------------------------
 
@@ -194,12 +163,7 @@ class Communicator(ObjectForms):
         whole = self._arguments.buffer(output_tensor, "output_tensor", writes=True)
         buffer = self._arguments.buffer(input_tensor, "input_tensor", writes=False)
         outputs = self._arguments.equal_parts("output_tensor", whole, buffer)
-        return self._calls.call(
-            "all_gather",
-            lambda backend: backend.all_gather(outputs, buffer),
-            written=[whole],
-            async_op=async_op,
-        )
+        return self._calls.call("all_gather", outputs, buffer, written=[whole], async_op=async_op)
 
     def reduce_scatter_tensor(
         self, output: Any, input: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
@@ -210,12 +174,7 @@ class Communicator(ObjectForms):
         whole = self._arguments.buffer(input, "input", writes=False)
         inputs = self._arguments.equal_parts("input", whole, target)
         check_reducible(target.element, op, "reduce_scatter")
-        return self._calls.call(
-            "reduce_scatter",
-            lambda backend: backend.reduce_scatter(target, inputs, op),
-            written=[target],
-            async_op=async_op,
-        )
+        return self._calls.call("reduce_scatter", target, inputs, op, written=[target], async_op=async_op)
 
     def all_to_all_single(
         self,
@@ -231,12 +190,7 @@ class Communicator(ObjectForms):
         outputs = self._arguments.parts("output", whole_output, output, output_split_sizes)
         inputs = self._arguments.parts("input", whole_input, input, input_split_sizes)
         self._arguments.list_dtypes("output", outputs, inputs[0])
-        return self._calls.call(
-            "all_to_all",
-            lambda backend: backend.all_to_all(outputs, inputs),
-            written=[whole_output],
-            async_op=async_op,
-        )
+        return self._calls.call("all_to_all", outputs, inputs, written=[whole_output], async_op=async_op)
 
     # --- messages between two ranks -------------------------------------------------------------
 

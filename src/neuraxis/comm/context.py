@@ -40,6 +40,7 @@ BackendName = Literal["auto", "local", "shm", "gloo", "nccl", "mpi"]
 BACKENDS: tuple[str, ...] = ("auto", "local", "shm", "gloo", "nccl", "mpi")
 
 _current: DistributedContext | None = None
+world: Communicator | None = None  # the current context's, at hand for the flat functions
 _forked_from: int | None = None  # the process that had a context when this one was forked from it
 
 
@@ -107,7 +108,7 @@ class DistributedContext:
 
     def initialize(self) -> DistributedContext:
         """Meet the other ranks and become the process's context."""
-        global _current
+        global _current, world
         if _forked_from is not None:
             raise ForkedProcess(
                 f"this process was forked from process {_forked_from}, which has a distributed context, and cannot "
@@ -125,7 +126,7 @@ class DistributedContext:
         backend = self._connect(launch)
         self._world = Communicator(backend, range(backend.size), self.timeout, "world", allow_pickle=self.allow_pickle)
         self._state = "open"
-        _current = self
+        _current, world = self, self._world
         return self
 
     def shutdown(self) -> None:
@@ -137,12 +138,12 @@ class DistributedContext:
         self._end(lambda communicator: communicator.abort())
 
     def _end(self, end: Callable[[Communicator], None]) -> None:
-        global _current
+        global _current, world
         if self._state != "open":
             return
         self._state = "closed"
         if _current is self:
-            _current = None
+            _current = world = None
         assert self._world is not None
         for communicator in [*self._groups, self._world]:
             end(communicator)
@@ -337,11 +338,11 @@ def _check_installed(backend: str) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _current, _forked_from
+    global _current, world, _forked_from
     if _current is None:
         return
     _forked_from = os.getppid()
-    context, _current = _current, None
+    context, _current, world = _current, None, None
     context._state = "closed"
     error = ForkedProcess(
         f"this process was forked from process {_forked_from}, whose group this is; only that process can use it"

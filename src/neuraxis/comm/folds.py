@@ -16,7 +16,6 @@ accumulator then never aliases a source or the output, which lets the compiler v
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -261,15 +260,17 @@ def _bfloat_fold() -> Any:
     return fold
 
 
-@cache
+_compiled: list[Any] = [None] * len(ElementType)
+_addresses = [0] * len(ElementType)
+
+
 def fold_address(element: ElementType) -> int:
     """The address of the compiled fold of an element type (compiled or loaded from the cache on first use)."""
-    return int(_compiled(element).address)
-
-
-@cache
-def _compiled(element: ElementType) -> Any:
-    return compiled_c_function(_SIGNATURE, _source(element))
+    address = _addresses[element]
+    if address == 0:
+        _compiled[element] = compiled_c_function(_SIGNATURE, _source(element))
+        address = _addresses[element] = int(_compiled[element].address)
+    return address
 
 
 def _source(element: ElementType) -> Any:

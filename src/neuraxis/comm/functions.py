@@ -50,7 +50,9 @@ __all__ = [
 
 
 def _group(group: Group | None) -> Any:
-    return _context.current_context().world if group is None else group
+    if group is not None:
+        return group
+    return _context.world or _context.current_context().world
 
 
 # --- who and where ---

@@ -254,6 +254,20 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
             return _finish_operation(state)
 
 
+@compiled
+def broadcast(state: int, signature: int, root: int, address: int, count: int, nbytes: int) -> int:
+    """`exchange` in which the root sends the same to all."""
+    rank = load(state + 8 * RANK)
+    size = load(state + 8 * SIZE)
+    pieces = load(state + 8 * PIECES)
+    for other in range(size):
+        store(pieces + 8 * other, address)
+        store(pieces + 8 * (size + other), nbytes if rank == root else 0)
+        store(pieces + 8 * (2 * size + other), address)
+        store(pieces + 8 * (3 * size + other), nbytes if other == root else 0)
+    return exchange(state, signature, count, True, True)
+
+
 # --- reducing --------------------------------------------------------------------------------------
 
 
@@ -426,6 +440,18 @@ def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: in
 
 
 @compiled
+def reduce(state: int, signature: int, root: int, address: int, count: int, item_bytes: int, fold: int, op: int) -> int:
+    """`reduce_pieces` in which only the root's piece is not empty."""
+    size = load(state + 8 * SIZE)
+    pieces = load(state + 8 * PIECES)
+    for other in range(size):
+        store(pieces + 8 * other, address)
+        store(pieces + 8 * (size + other), count * item_bytes if other == root else 0)
+    store(pieces + 16 * size, address)
+    return reduce_pieces(state, signature, item_bytes, fold, op)
+
+
+@compiled
 def fold_now(fold: int, out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
     """Call a fold on memory of this process."""
     call_fold(fold, out, sources, n, count, op, scratch)
@@ -458,14 +484,25 @@ def array_address(array_object: int) -> int:
     return load(array_object + OBJECT_HEAD)
 
 
+# What a short all-reduce needs to know besides the array: PLAN_WORDS int64 at one address.
+PLAN_SIGNATURE, PLAN_ITEM_BYTES, PLAN_FOLD, PLAN_OP = 0, 1, 2, 3
+PLAN_WORDS = 4
+
+
 @compiled
-def all_reduce_array(
-    state: int, signature: int, array_object: int, count: int, item_bytes: int, fold: int, op: int
-) -> int:
-    """`all_reduce` of a NumPy array given by its id()."""
+def all_reduce_array(state: int, plan: int, array_object: int, count: int) -> int:
+    """`all_reduce` of a NumPy array given by its id(). Few arguments: each costs time on the way from Python."""
     if array_is_plain(array_object) == 0:
         return NOT_CONTIGUOUS
-    return all_reduce(state, signature, load(array_object + OBJECT_HEAD), count, item_bytes, fold, op)
+    return all_reduce(
+        state,
+        load(plan + 8 * PLAN_SIGNATURE),
+        load(array_object + OBJECT_HEAD),
+        count,
+        load(plan + 8 * PLAN_ITEM_BYTES),
+        load(plan + 8 * PLAN_FOLD),
+        load(plan + 8 * PLAN_OP),
+    )
 
 
 # --- sleeping --------------------------------------------------------------------------------------

@@ -110,16 +110,25 @@ def element_type_of(dtype: np.dtype) -> ElementType:
 
 def check_reducible(element: ElementType, op: ReduceOp, what: str) -> None:
     """Raise InvalidType unless values of this element type can be reduced by this operation."""
+    problem = _PROBLEMS[element][op]
+    if problem:
+        raise InvalidType(f"{what}: {problem}")
+
+
+def _problem(element: ElementType, op: ReduceOp) -> str:
+    reason = ""
     if element is ElementType.OPAQUE:
-        raise InvalidType(f"{what}: this dtype can be moved but not reduced")
-    bad = None
+        return "this dtype can be moved but not reduced"
     if op in _BITWISE and (element in _FLOATS or element in _COMPLEX):
-        bad = "bitwise operations need an integer or boolean dtype"
+        reason = "bitwise operations need an integer or boolean dtype"
     elif op in (ReduceOp.MIN, ReduceOp.MAX) and element in _COMPLEX:
-        bad = "complex numbers have no order"
+        reason = "complex numbers have no order"
     elif op is ReduceOp.AVG and element is ElementType.BOOL:
-        bad = "booleans have no mean; convert to a float dtype first"
+        reason = "booleans have no mean; convert to a float dtype first"
     elif op is ReduceOp.PRODUCT and element is ElementType.COMPLEX32:
-        bad = "complex32 can be added only; convert to complex64 first"
-    if bad is not None:
-        raise InvalidType(f"{what}: {op.name} of {element.label} is not defined: {bad}")
+        reason = "complex32 can be added only; convert to complex64 first"
+    return f"{op.name} of {element.label} is not defined: {reason}" if reason else ""
+
+
+# A table, since it is asked before every reduction.
+_PROBLEMS = [[_problem(element, op) for op in ReduceOp] for element in ElementType]
