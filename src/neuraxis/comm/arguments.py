@@ -139,7 +139,7 @@ class Arguments:
 def _part(whole: Buffer, start: int, count: int) -> Buffer:
     memory = whole.memory
     if not isinstance(memory, np.ndarray) and memory is not None:
-        memory = memory.view(-1)[start : start + count]
+        memory = whole.torch()[start : start + count]
     return Buffer(whole.address + start * whole.item_bytes, count, whole.item_bytes, whole.element, memory, None)
 
 

@@ -76,7 +76,8 @@ class Buffer:
         """The memory as a flat torch tensor of its elements (what torch lacks as bytes)."""
         torch = sys.modules["torch"]
         if isinstance(self.memory, torch.Tensor):
-            return self.memory.detach().view(-1)
+            # Not view(-1): a single element may keep a stride that further views stumble over.
+            return self.memory.detach().as_strided((self.count,), (1,))
         dtype = {
             ElementType.BFLOAT16: torch.bfloat16,
             ElementType.COMPLEX32: torch.complex32,

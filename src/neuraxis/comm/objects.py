@@ -69,7 +69,8 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
         return _extension(_ARRAY, _array_parts(value), allow_pickle)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        whole = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = whole.as_strided((whole.numel(),), (1,))  # a single element may have kept another stride
         content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         parts = [str(value.dtype).removeprefix("torch."), list(value.shape), content]
         return _extension(_TENSOR, parts, allow_pickle)
