@@ -13,7 +13,10 @@ from tests.crew import Crew
 from tests.crew.arrays import LIBRARIES, MOVABLE, blank, content, laid_out, layouts, make
 from tests.crew.checks import Checks
 
-SHAPES = ((0,), (1,), (7,), (3, 5), (2, 0, 3), ())
+SHAPES = ((0,), (7,))
+# Of these dtypes every shape, since how a dtype is moved and how a shape is do not depend on each other.
+MORE_SHAPES = ((1,), (3, 5), (2, 0, 3), ())
+MORE_DTYPES = ("uint8", "int16", "float64", "complex64", "bfloat16", "record", "longdouble")
 # A slot of shared memory is 512 KiB: nearly one, exactly one, and several with an odd rest.
 LONG = {"uint8": (524_287, 524_288, 3 * 2**20 + 5), "float64": (65_537, 393_217), "complex64": (393_217,)}
 
@@ -21,7 +24,8 @@ library_rows = pytest.mark.parametrize("library", LIBRARIES)
 
 
 def shapes_of(name: str) -> list[tuple[int, ...]]:
-    return [*SHAPES, *((length,) for length in LONG.get(name, ()))]
+    more = MORE_SHAPES if name in MORE_DTYPES else ()
+    return [*SHAPES, *more, *((length,) for length in LONG.get(name, ()))]
 
 
 def roots_of(shape: tuple[int, ...], size: int) -> range:

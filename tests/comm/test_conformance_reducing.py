@@ -50,6 +50,14 @@ class Terms:
     def blank(self) -> Any:
         return blank(self.library, self.name, self.shape)
 
+    def compare(self, checks: Checks, backend: str, got: Any, expected: Any) -> None:
+        """The same bits; but how MPI multiplies and divides complex numbers is its own affair."""
+        if backend == "mpi" and self.name in ("complex64", "complex128"):
+            checks.equal((got.dtype, got.shape), (expected.dtype, expected.shape), "form")
+            checks.close(got, expected, 1e-6 if self.name == "complex64" else 1e-15)
+        else:
+            checks.same(got, expected)
+
 
 def cases(library: str, size: int) -> list[Terms]:
     found = []
@@ -57,8 +65,10 @@ def cases(library: str, size: int) -> list[Terms]:
         for op in ReduceOp:
             if defined(name, op):
                 shapes: list[tuple[int, ...]] = [(3, 5)]
-                if op in (ReduceOp.SUM, ReduceOp.MAX):
-                    shapes += [(0,), (1,), (), (2, 0)]
+                if op is ReduceOp.SUM:
+                    shapes += [(0,), (1,)]
+                if op is ReduceOp.MAX and name in ("int32", "float64", "float16", "longdouble"):
+                    shapes += [(), (2, 0)]
                 if op in (ReduceOp.SUM, ReduceOp.AVG):
                     shapes += [(length,) for length in LONG.get(name, ())]
                 found += [Terms(library, name, op, shape, size) for shape in shapes]
@@ -72,20 +82,21 @@ def all_reduce(context: Any, library: str) -> list[str]:
         checks("all_reduce", case.name, case.op.name, case.shape)
         array = case.of(rank)
         dist.all_reduce(array, op=case.op)
-        checks.same(array, case.reduced())
+        case.compare(checks, context.backend, array, case.reduced())
     return checks.complaints
 
 
 def reduce(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for case in cases(library, size):
-        for root in range(size) if case.shape == (3, 5) else [size - 1]:
+    for number, case in enumerate(cases(library, size)):
+        every_root = case.name in ("int32", "float64", "float16") and case.shape == (3, 5)
+        for root in range(size) if every_root else [number % size]:
             checks("reduce", case.name, case.op.name, case.shape, "root", root)
             array = case.of(rank)
             dist.reduce(array, dst=root, op=case.op)
             if rank == root:
-                checks.same(array, case.reduced())
+                case.compare(checks, context.backend, array, case.reduced())
             else:
                 checks.same(array, case.of(rank), "what is not the root's")
     return checks.complaints
@@ -99,7 +110,7 @@ def reduce_scatter(context: Any, library: str) -> list[str]:
         inputs = [case.of(rank, to) for to in range(size)]
         output = case.blank()
         dist.reduce_scatter(output, inputs, op=case.op)
-        checks.same(output, case.reduced(rank))
+        case.compare(checks, context.backend, output, case.reduced(rank))
         for to in range(size):
             checks.same(inputs[to], case.of(rank, to), f"input {to}")
     return checks.complaints

@@ -75,14 +75,18 @@ def wide_dtype(name: str) -> np.dtype:
 
 # --- content ---
 
+# What is long repeats a block, which is quick to make; its prime length fits no chunk, so that every shift shows.
+_LONG, _BLOCK = 10_000, 4099
+
 
 def content(name: str, shape: Sequence[int], *seed: int) -> np.ndarray:
     """Values that differ with every number in `seed` (rank, place, ...), exact in the dtype `name`."""
-    make_content = _kept_content if np.prod(shape) < 1000 else _kept_content.__wrapped__
-    return make_content(name, tuple(shape), seed)
+    if np.prod(shape) < _LONG:
+        return _kept_content(name, tuple(shape), seed)
+    return np.resize(_kept_content(name, (_BLOCK,), seed), shape)
 
 
-@lru_cache(maxsize=8192)  # making random numbers takes longer than moving them
+@lru_cache(maxsize=4096)  # making random numbers takes longer than moving them
 def _kept_content(name: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> np.ndarray:
     values = np.asarray(_content(name, shape, *seed))
     values.flags.writeable = False
@@ -120,6 +124,8 @@ def terms(name: str, op: ReduceOp, shape: Sequence[int], *seed: int) -> np.ndarr
     dtype = wide_dtype(name)
     if dtype.kind not in "fc":
         return content(name, shape, *seed)
+    if np.prod(shape) >= _LONG:
+        return np.resize(terms(name, op, (_BLOCK,), *seed), shape)
     random = _random(name, seed)
     choice = np.array([-2, -1, 1, 2, 3] if op is ReduceOp.PRODUCT else range(-6, 7))
     values = random.choice(choice, shape).astype(dtype)
@@ -166,13 +172,15 @@ def same(left: Any, right: Any) -> bool:
         if left.dtype.char in "gG":  # a long double has bytes that are not part of its value
             return bool(np.array_equal(left, right))
         return left.tobytes() == right.tobytes()
+    return left.dtype == right.dtype and _bytes_of(left) == _bytes_of(right)
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    """Of a fresh copy: torch cannot see every tensor as bytes, not even every contiguous one."""
     torch = torch_module()
-    if left.dtype != right.dtype or left.numel() == 0:  # torch cannot see every empty tensor as bytes
-        return left.dtype == right.dtype
-    left, right = (
-        side.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) for side in (left, right)
-    )
-    return bool(torch.equal(left, right))
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def layouts(library: str) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from neuraxis.comm import kernels
@@ -24,21 +25,22 @@ __all__ = ["Buffer", "address_of", "array_layout_is_known", "buffer_of"]
 _CARRIERS = {ElementType.BFLOAT16: np.dtype(np.uint16), ElementType.COMPLEX32: np.dtype((np.uint16, 2)).base}
 
 
-class Buffer:
-    """Contiguous memory of one array: `address`, `nbytes`, `count` elements of type `element`."""
+class Buffer(msgspec.Struct):
+    """Contiguous memory of one array: an address, and `count` elements of type `element`.
 
-    __slots__ = ("address", "count", "element", "item_bytes", "memory", "nbytes", "origin")
+    A msgspec struct because it is made for every argument of every call, and those are quick to make.
+    """
 
-    def __init__(
-        self, address: int, count: int, item_bytes: int, element: ElementType, memory: Any, origin: Any
-    ) -> None:
-        self.address = address
-        self.count = count
-        self.item_bytes = item_bytes
-        self.nbytes = count * item_bytes
-        self.element = element
-        self.memory = memory  # what owns the memory: the user's array, or a contiguous copy of it
-        self.origin = origin  # the user's array where `memory` is a copy, else None
+    address: int
+    count: int
+    item_bytes: int
+    element: ElementType
+    memory: Any  # what owns the memory: the user's array, or a contiguous copy of it
+    origin: Any  # the user's array where `memory` is a copy, else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.item_bytes
 
     @property
     def on_cpu(self) -> bool:
