@@ -10,22 +10,19 @@ import enum
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.errors import CollectiveTimeout, NeuraxisError
 
+if TYPE_CHECKING:
+    from neuraxis.comm.short_ways import ShortWays
+
 __all__ = ["Backend", "Exchange", "Operation", "Request", "describe_call"]
 
 Exchange = Callable[[bytes], list[bytes]]
 """Hands in this rank's bytes and gives back everybody's, in rank order: what a backend is set up with."""
-
-
-ShortWay = Callable[[np.ndarray, ReduceOp], bool]
-"""All-reduces a plain NumPy array at once; False if it is not plain, or a call is running, and nothing was done."""
 
 
 class Operation(enum.IntEnum):
@@ -131,8 +128,8 @@ class Backend(ABC):
     def keep_going(self) -> None:
         """Make sure that messages under way get on even while nobody waits for them."""
 
-    def short_way(self, lock: threading.Lock, fail: Callable[[BaseException], None]) -> ShortWay | None:
-        """A short way for small all-reduces, where the backend has one. It takes `lock` and reports to `fail`."""
+    def short_ways(self, lock: threading.Lock, fail: Callable[[BaseException], None]) -> ShortWays | None:
+        """Short ways for plain NumPy arrays, where the backend has them. They take `lock` and report to `fail`."""
         return None
 
     @abstractmethod

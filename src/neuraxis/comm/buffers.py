@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from neuraxis.comm import kernels
+from neuraxis.comm.array_kernels import address_of_array, array_layout_is_known
 from neuraxis.comm.reduction import ElementType, element_type_of
 from neuraxis.errors import InvalidArgument, InvalidType
 
-__all__ = ["Buffer", "address_of", "array_layout_is_known", "buffer_of"]
+__all__ = ["Buffer", "address_of", "buffer_of"]
 
 # How an element type without a NumPy dtype of its own is held in NumPy memory.
 _CARRIERS = {ElementType.BFLOAT16: np.dtype(np.uint16), ElementType.COMPLEX32: np.dtype((np.uint16, 2)).base}
@@ -122,7 +121,7 @@ _PLAIN: dict[np.dtype, tuple[int, ElementType]] = {
 def address_of(array: np.ndarray) -> int:
     """The address of an array's data; 0 if it is not C-contiguous."""
     if array_layout_is_known():
-        return _fast_address(id(array))
+        return address_of_array(id(array))
     return int(array.ctypes.data) if array.flags.c_contiguous else 0
 
 
@@ -180,22 +179,3 @@ def _as_numpy(memory: Any) -> np.ndarray:
         return memory
     array: np.ndarray = memory.cpu().numpy()
     return array
-
-
-_fast_address = kernels.array_address
-
-
-@cache
-def array_layout_is_known() -> bool:
-    """Whether the array objects of this NumPy and Python have the layout that `kernels` reads."""
-    if sys.implementation.name != "cpython":
-        return False
-    plain, backwards, frozen = np.zeros(3), np.zeros(3)[::-1], np.zeros(3)
-    frozen.flags.writeable = False
-    return (
-        _fast_address(id(plain)) == plain.ctypes.data
-        and _fast_address(id(backwards)) == 0
-        and _fast_address(id(frozen)) == frozen.ctypes.data
-        and kernels.array_is_plain(id(plain)) == 1
-        and kernels.array_is_plain(id(frozen)) == 0
-    )

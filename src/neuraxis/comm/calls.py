@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from neuraxis.comm.backend import Backend, ShortWay
+from neuraxis.comm.backend import Backend
 from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.short_ways import ShortWays
 from neuraxis.comm.work import OrderedRunner, Work
 from neuraxis.errors import CommunicatorClosed, NeuraxisError
 
@@ -31,9 +32,9 @@ class CallOrder:
         self._backend: Backend | None = backend
         self._lock = threading.Lock()
         self._runner: OrderedRunner | None = None
-        # How a plain NumPy array can be all-reduced without all this, while nothing is queued and nothing has failed.
-        self.short_way: ShortWay | None = None
-        self.restore_short_way()
+        # How plain NumPy arrays can do without all this, while nothing is queued and nothing has failed.
+        self.short_ways: ShortWays | None = None
+        self.restore_short_ways()
 
     @property
     def closed(self) -> bool:
@@ -47,8 +48,8 @@ class CallOrder:
             return None
         self.usable_backend()
         if runner is None:
-            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_way)
-        self.short_way = None
+            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_ways)
+        self.short_ways = None
         work = runner.submit(method, lambda: self._run(method, arguments, written))
         if async_op:
             return work
@@ -78,7 +79,7 @@ class CallOrder:
 
     def fail(self, error: BaseException) -> None:
         self.error = error
-        self.short_way = None
+        self.short_ways = None
         if self._backend is not None:
             self._backend.poison(error)
 
@@ -96,15 +97,15 @@ class CallOrder:
             f"{self.name} was interrupted in an operation ({type(self.error).__name__}) and can only be destroyed"
         ) from self.error
 
-    def restore_short_way(self) -> None:
+    def restore_short_ways(self) -> None:
         if self.error is None and self._backend is not None:
-            self.short_way = self._backend.short_way(self._lock, self.fail)
+            self.short_ways = self._backend.short_ways(self._lock, self.fail)
 
     def destroy(self) -> None:
         """Finish what is queued, then free everything. Can be called again, and after a failure."""
         if self._runner is not None:
             self._runner.stop()
-        backend, self._backend, self.short_way = self._backend, None, None
+        backend, self._backend, self.short_ways = self._backend, None, None
         if backend is not None:
             backend.close()
 
@@ -119,7 +120,7 @@ class CallOrder:
 
     def abandon(self, error: NeuraxisError) -> None:
         """Forget, in a forked child, what is the parent's; later calls raise `error`."""
-        self.short_way = None
+        self.short_ways = None
         self.error = error
         self._lock = threading.Lock()  # another thread of the parent may have held it
         if self._backend is not None:

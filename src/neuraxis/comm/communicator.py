@@ -50,6 +50,9 @@ class Communicator(ObjectForms):
         self.allow_pickle = allow_pickle
         self._arguments = Arguments(backend.rank, self.ranks, backend.device)
         self._calls = CallOrder(backend, name)
+        self._roots: dict[int | None, int] = {world: group for group, world in enumerate(self.ranks)}
+        if 0 in self._roots:
+            self._roots[None] = self._roots[0]  # the default root is world rank 0
 
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else "failed" if self.failed else "open"
@@ -59,10 +62,9 @@ class Communicator(ObjectForms):
 
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False) -> Work | None:
         """Reduce `tensor` over all ranks; every rank gets the result, in place."""
-        # A small all-reduce takes about a microsecond, so it must not pass through the general machinery.
-        short_way = self._calls.short_way
-        if short_way is not None and type(tensor) is np.ndarray and not async_op and type(op) is ReduceOp:
-            if short_way(tensor, op):
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and type(op) is ReduceOp and not async_op:
+            if ways.all_reduce(tensor, op):
                 return None
         op = reduce_op_of(op)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
@@ -78,6 +80,11 @@ class Communicator(ObjectForms):
         group_dst: int | None = None,
     ) -> Work | None:
         """Reduce over all ranks into `tensor` on rank `dst`; the other ranks' tensors stay as they are."""
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and type(op) is ReduceOp and not async_op:
+            root = self._short_root(dst, group_dst)
+            if root is not None and ways.reduce(tensor, op, root):
+                return None
         root = self._arguments.root("dst", dst, group_dst)
         op = reduce_op_of(op)
         buffer = self._arguments.buffer(tensor, "tensor", writes=self.rank == root)
@@ -89,6 +96,11 @@ class Communicator(ObjectForms):
         self, tensor: Any, src: int | None = None, async_op: bool = False, group_src: int | None = None
     ) -> Work | None:
         """Every rank's `tensor` becomes that of rank `src`."""
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and not async_op:
+            root = self._short_root(src, group_src)
+            if root is not None and ways.broadcast(tensor, root):
+                return None
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=self.rank != root)
         written = [buffer] if self.rank != root else []
@@ -96,6 +108,9 @@ class Communicator(ObjectForms):
 
     def barrier(self, async_op: bool = False) -> Work | None:
         """Wait until every rank of the group has come here."""
+        ways = self._calls.short_ways
+        if ways is not None and not async_op and ways.barrier():
+            return None
         return self._calls.call("barrier", async_op=async_op)
 
     def gather(
@@ -107,6 +122,11 @@ class Communicator(ObjectForms):
         group_dst: int | None = None,
     ) -> Work | None:
         """Collect every rank's `tensor` in `gather_list` on rank `dst`; the others give no list."""
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and not async_op:
+            root = self._short_root(dst, group_dst)
+            if root is not None and ways.gather(tensor, gather_list, root):
+                return None
         root = self._arguments.root("dst", dst, group_dst)
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.root_list("gather_list", gather_list, root, buffer, writes=True)
@@ -114,6 +134,9 @@ class Communicator(ObjectForms):
 
     def all_gather(self, tensor_list: Sequence[Any], tensor: Any, async_op: bool = False) -> Work | None:
         """Collect every rank's `tensor` in `tensor_list` on every rank."""
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and not async_op and ways.all_gather(tensor_list, tensor):
+            return None
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.list("tensor_list", tensor_list, buffer, writes=True)
         return self._calls.call("all_gather", outputs, buffer, written=outputs, async_op=async_op)
@@ -127,6 +150,11 @@ class Communicator(ObjectForms):
         group_src: int | None = None,
     ) -> Work | None:
         """Rank i gets the i-th of `scatter_list` from rank `src` into `tensor`; the others give no list."""
+        ways = self._calls.short_ways
+        if ways is not None and type(tensor) is np.ndarray and not async_op:
+            root = self._short_root(src, group_src)
+            if root is not None and ways.scatter(tensor, scatter_list, root):
+                return None
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         inputs = self._arguments.root_list("scatter_list", scatter_list, root, buffer, writes=False)
@@ -136,6 +164,9 @@ class Communicator(ObjectForms):
         self, output_tensor_list: Sequence[Any], input_tensor_list: Sequence[Any], async_op: bool = False
     ) -> Work | None:
         """Send the i-th input to rank i and receive its piece for us as the i-th output; lengths may differ."""
+        ways = self._calls.short_ways
+        if ways is not None and not async_op and ways.all_to_all(output_tensor_list, input_tensor_list):
+            return None
         inputs = self._arguments.list("input_tensor_list", input_tensor_list, None, writes=False)
         outputs = self._arguments.list("output_tensor_list", output_tensor_list, inputs[0], writes=True)
         self._arguments.list_dtypes("input_tensor_list", inputs, inputs[0])
@@ -145,6 +176,10 @@ class Communicator(ObjectForms):
         self, output: Any, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Reduce the i-th inputs of all ranks over the ranks, for rank i, into its `output`."""
+        ways = self._calls.short_ways
+        if ways is not None and type(output) is np.ndarray and type(op) is ReduceOp and not async_op:
+            if ways.reduce_scatter(output, input_list, op):
+                return None
         op = reduce_op_of(op)
         target = self._arguments.buffer(output, "output", writes=True)
         inputs = self._arguments.list("input_list", input_list, target, writes=False)
@@ -156,10 +191,18 @@ class Communicator(ObjectForms):
             )
         return self._calls.call("reduce_scatter", target, inputs, op, written=[target], async_op=async_op)
 
+    def _short_root(self, world: int | None, group: int | None) -> int | None:
+        """The root's group rank where there is no question; None where the general way must look."""
+        return self._roots.get(world) if group is None else None
+
     # --- one tensor instead of a list -----------------------------------------------------------
 
     def all_gather_into_tensor(self, output_tensor: Any, input_tensor: Any, async_op: bool = False) -> Work | None:
         """all_gather into one tensor: every rank's input, one after the other."""
+        ways = self._calls.short_ways
+        if ways is not None and type(output_tensor) is type(input_tensor) is np.ndarray and not async_op:
+            if ways.all_gather_into(output_tensor, input_tensor):
+                return None
         whole = self._arguments.buffer(output_tensor, "output_tensor", writes=True)
         buffer = self._arguments.buffer(input_tensor, "input_tensor", writes=False)
         outputs = self._arguments.equal_parts("output_tensor", whole, buffer)
@@ -169,6 +212,10 @@ class Communicator(ObjectForms):
         self, output: Any, input: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """reduce_scatter from one tensor, which is cut into equal parts."""
+        ways = self._calls.short_ways
+        if ways is not None and type(output) is type(input) is np.ndarray and type(op) is ReduceOp and not async_op:
+            if ways.reduce_scatter_tensor(output, input, op):
+                return None
         op = reduce_op_of(op)
         target = self._arguments.buffer(output, "output", writes=True)
         whole = self._arguments.buffer(input, "input", writes=False)
@@ -185,6 +232,10 @@ class Communicator(ObjectForms):
         async_op: bool = False,
     ) -> Work | None:
         """all_to_all from one tensor to one, cut along the first dimension (equally without split sizes)."""
+        ways = self._calls.short_ways
+        if ways is not None and type(output) is type(input) is np.ndarray and not async_op:
+            if not output_split_sizes and not input_split_sizes and ways.all_to_all_single(output, input):
+                return None
         whole_output = self._arguments.buffer(output, "output", writes=True)
         whole_input = self._arguments.buffer(input, "input", writes=False)
         outputs = self._arguments.parts("output", whole_output, output, output_split_sizes)

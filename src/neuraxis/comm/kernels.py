@@ -47,7 +47,6 @@ from neuraxis.compiled import compiled
 DONE = 0
 WAITING = 1  # state[WAIT_RANK] has not published yet
 MISMATCH = 2  # state[WAIT_RANK] made another call
-NOT_CONTIGUOUS = 3  # (array forms only) the caller must hand in a contiguous copy
 
 # --- state: fixed when the group is made ---
 RANK = 0
@@ -68,7 +67,8 @@ PUBLISHED = 13  # this round's flag is out
 WAIT_RANK = 14
 STEPS = 15  # rounds this operation takes, once known
 SEQUENCE = 16  # operations finished in this group
-STATE_WORDS = 17
+OBJECTS = 17  # address of 2 * SIZE int64: array objects (see array_kernels.py)
+STATE_WORDS = 18
 
 # --- a rank's control block: a line for even rounds, one for odd rounds, then the rest ---
 LINE_BYTES = 64
@@ -455,54 +455,6 @@ def reduce(state: int, signature: int, root: int, address: int, count: int, item
 def fold_now(fold: int, out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
     """Call a fold on memory of this process."""
     call_fold(fold, out, sources, n, count, op, scratch)
-
-
-# --- NumPy arrays, by their object -----------------------------------------------------------------
-#
-# Asking an array for its address from Python takes longer than a whole small all-reduce, so the kernel reads
-# it from the array object. The layout is NumPy's C interface (PyArrayObject_fields), which every compiled
-# extension that uses NumPy has built in; shm.py checks it once against what NumPy itself says.
-
-OBJECT_HEAD = object.__basicsize__
-_FLAGS = OBJECT_HEAD + 48
-_C_CONTIGUOUS = 0x0001
-_WRITEABLE = 0x0400
-
-
-@compiled
-def array_is_plain(array_object: int) -> int:
-    """1 if the NumPy array whose id() this is, is C-contiguous and writeable, else 0."""
-    plain = _C_CONTIGUOUS | _WRITEABLE
-    return 1 if load(array_object + _FLAGS) & plain == plain else 0
-
-
-@compiled
-def array_address(array_object: int) -> int:
-    """The data address of the NumPy array whose id() this is; 0 unless it is C-contiguous."""
-    if load(array_object + _FLAGS) & _C_CONTIGUOUS == 0:
-        return 0
-    return load(array_object + OBJECT_HEAD)
-
-
-# What a short all-reduce needs to know besides the array: PLAN_WORDS int64 at one address.
-PLAN_SIGNATURE, PLAN_ITEM_BYTES, PLAN_FOLD, PLAN_OP = 0, 1, 2, 3
-PLAN_WORDS = 4
-
-
-@compiled
-def all_reduce_array(state: int, plan: int, array_object: int, count: int) -> int:
-    """`all_reduce` of a NumPy array given by its id(). Few arguments: each costs time on the way from Python."""
-    if array_is_plain(array_object) == 0:
-        return NOT_CONTIGUOUS
-    return all_reduce(
-        state,
-        load(plan + 8 * PLAN_SIGNATURE),
-        load(array_object + OBJECT_HEAD),
-        count,
-        load(plan + 8 * PLAN_ITEM_BYTES),
-        load(plan + 8 * PLAN_FOLD),
-        load(plan + 8 * PLAN_OP),
-    )
 
 
 # --- sleeping --------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class _Incoming:
 
     def __init__(self) -> None:
         self.header = np.zeros(_HEADER_WORDS, np.int64)
+        self.header_address = address_of(self.header)
         self.header_done = 0
         self.done = 0
         self.transfer: _Transfer | None = None
@@ -116,6 +117,10 @@ class Endpoint:
         self._incoming = {rank: _Incoming() for rank in range(rings.size) if rank != rings.rank}
         self._unexpected: list[tuple[int, np.ndarray, np.ndarray]] = []  # source, header, bytes
         self._sequence = 0
+        # The header of the message that is being sent, and the same memory as words that are quick to write to.
+        self._header = np.zeros(_HEADER_WORDS, np.int64)
+        self._header_address = address_of(self._header)
+        self._header_words = memoryview(self._header.data)
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -139,10 +144,10 @@ class Endpoint:
 
     def send(self, buffer: Buffer, to: int, tag: int, timeout: float) -> None:
         """Send and wait: in compiled code while the reader keeps up, as any other transfer after that."""
-        transfer = _Transfer(self, buffer, to, tag, "send")
         rings = self._rings
         with self._lock:
-            transfer.header[:] = (tag, buffer.nbytes, int(buffer.element), self._sequence)
+            words = self._header_words
+            words[0], words[1], words[2], words[3] = tag, buffer.nbytes, int(buffer.element), self._sequence
             self._sequence += 1
             written = 0
             if to != rings.rank and to not in self._sends and not self._closed:
@@ -150,7 +155,7 @@ class Endpoint:
                     rings.ring_counters(rings.rank, to),
                     rings.ring_data(rings.rank, to),
                     self._capacity,
-                    address_of(transfer.header),
+                    self._header_address,
                     buffer.address,
                     buffer.nbytes,
                     rings.doorbell(to),
@@ -158,6 +163,8 @@ class Endpoint:
                 )
                 if written == HEADER_BYTES + buffer.nbytes:
                     return
+            transfer = _Transfer(self, buffer, to, tag, "send")
+            transfer.header[:] = self._header
             self._queue(transfer, to, written)
         self.wait(transfer, timeout)
 
@@ -165,8 +172,8 @@ class Endpoint:
         """Receive and wait, likewise; the rank it came from."""
         rings = self._rings
         incoming = self._incoming.get(source) if source is not None else None
-        transfer = _Transfer(self, buffer, source, tag, "receive")
         with self._lock:
+            read = 0
             if (
                 incoming is not None
                 and source is not None
@@ -179,7 +186,7 @@ class Endpoint:
                     self._capacity,
                     tag,
                     int(buffer.element),
-                    address_of(incoming.header),
+                    incoming.header_address,
                     buffer.address,
                     buffer.nbytes,
                     rings.doorbell(source),
@@ -187,10 +194,12 @@ class Endpoint:
                 )
                 if read == HEADER_BYTES + buffer.nbytes:
                     return source
-                if read > 0:
-                    incoming.header_done, incoming.done = HEADER_BYTES, read - HEADER_BYTES
-                    incoming.transfer = transfer
-            if incoming is None or incoming.transfer is not transfer:
+            transfer = _Transfer(self, buffer, source, tag, "receive")
+            if read > 0:
+                assert incoming is not None
+                incoming.header_done, incoming.done = HEADER_BYTES, read - HEADER_BYTES
+                incoming.transfer = transfer
+            else:
                 self._post(transfer)
         self.wait(transfer, timeout)
         return transfer.source
@@ -338,7 +347,7 @@ class Endpoint:
                     ring,
                     data,
                     self._capacity,
-                    address_of(incoming.header) + incoming.header_done,
+                    incoming.header_address + incoming.header_done,
                     HEADER_BYTES - incoming.header_done,
                 )
                 if read == 0:

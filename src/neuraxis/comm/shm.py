@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from neuraxis.comm import arena, kernels
-from neuraxis.comm.backend import Backend, Exchange, Operation, Request, ShortWay, describe_call
-from neuraxis.comm.buffers import Buffer, array_layout_is_known
+from neuraxis.comm.array_kernels import array_layout_is_known
+from neuraxis.comm.backend import Backend, Exchange, Operation, Request, describe_call
+from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.folds import TILE_BYTES, fold_address
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.gathering import (
@@ -33,10 +34,11 @@ from neuraxis.comm.gathering import (
 )
 from neuraxis.comm.liveness import Ending, ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.mailbox import Endpoint
-from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
+from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.comm.rings import DOORBELL_BYTES, RING_COUNTERS_BYTES, ring_bytes
+from neuraxis.comm.short_ways import ShortWays
 from neuraxis.compiled import after_the_first
-from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, InvalidType, NeuraxisError, PeerLost
+from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, NeuraxisError, PeerLost
 from neuraxis.machine import usable_cores
 
 __all__ = ["ShmBackend"]
@@ -143,6 +145,7 @@ class ShmBackend(Backend):
         self._sources = np.zeros(self.size, np.int64)
         self._pieces = np.zeros(4 * self.size, np.int64)
         self._piece_words = memoryview(self._pieces.data)  # quicker to write to than the array
+        self._objects = np.zeros(2 * self.size, np.int64)
         for word, value in {
             kernels.RANK: self.rank,
             kernels.SIZE: self.size,
@@ -155,6 +158,7 @@ class ShmBackend(Backend):
             kernels.SCRATCH: (self._scratch.ctypes.data + 63) // 64 * 64,
             kernels.SOURCES: self._sources.ctypes.data,
             kernels.PIECES: self._pieces.ctypes.data,
+            kernels.OBJECTS: self._objects.ctypes.data,
         }.items():
             self._state[word] = value
         self._state_address = int(self._state.ctypes.data)
@@ -201,32 +205,11 @@ class ShmBackend(Backend):
             int(op),
         )
 
-    def short_way(self, lock: threading.Lock, fail: Callable[[BaseException], None]) -> ShortWay | None:
+    def short_ways(self, lock: threading.Lock, fail: Callable[[BaseException], None]) -> ShortWays | None:
         if not array_layout_is_known():
             return None
-        # Everything at hand as a local name, and one call in all: each name and call costs a tenth of the operation.
-        state, plans, kernel = self._state_address, _plans(), kernels.all_reduce_array
-        acquire, release = lock.acquire, lock.release
-
-        def all_reduce(array: np.ndarray, op: ReduceOp) -> bool:
-            plan = plans[op].get(array.dtype)
-            if plan is None or not acquire(False):
-                return False
-            try:
-                status = kernel(state, plan, id(array), array.size)
-                if status == kernels.DONE:
-                    return True
-                if status == kernels.NOT_CONTIGUOUS:
-                    return False
-                self._drive(status, Operation.ALL_REDUCE, kernel, plan, id(array), array.size)
-            except BaseException as error:
-                fail(error)
-                raise
-            finally:
-                release()
-            return True
-
-        return all_reduce
+        objects = memoryview(self._objects.data)
+        return ShortWays(self._state_address, self.size, self.rank, objects, self._drive, lock, fail)
 
     def reduce(self, buffer: Buffer, op: ReduceOp, root: int) -> None:
         if _only_numpy_can(buffer):
@@ -500,45 +483,6 @@ def _patience(size: int) -> tuple[int, int]:
     return (2000, 500) if size <= usable_cores() else (10, 1000)
 
 
-class _Plans(dict[np.dtype, int | None]):
-    """For one reduction, dtype → the address of its plan (see kernels.PLAN_WORDS), made when first asked for.
-
-    None for what has to go the long way: other byte orders, no compiled fold, or an error to be raised.
-    """
-
-    def __init__(self, op: ReduceOp) -> None:
-        self._op = op
-        self._memory: list[np.ndarray] = []
-
-    def get(self, dtype: np.dtype, default: Any = None) -> int | None:
-        try:
-            return self[dtype]
-        except KeyError:
-            self[dtype] = plan = self._make(dtype)
-            return plan
-
-    def _make(self, dtype: np.dtype) -> int | None:
-        try:
-            element = element_type_of(dtype)
-            check_reducible(element, self._op, "")
-        except InvalidType:
-            return None
-        if element > ElementType.COMPLEX128 or not dtype.isnative:
-            return None
-        plan = np.zeros(kernels.PLAN_WORDS, np.int64)
-        plan[kernels.PLAN_SIGNATURE] = _pack(Operation.ALL_REDUCE, element, self._op)
-        plan[kernels.PLAN_ITEM_BYTES] = dtype.itemsize
-        plan[kernels.PLAN_FOLD] = fold_address(element)
-        plan[kernels.PLAN_OP] = int(self._op)
-        self._memory.append(plan)
-        return int(plan.ctypes.data)
-
-
-@cache
-def _plans() -> list[_Plans]:
-    return [_Plans(op) for op in sorted(ReduceOp)]
-
-
 @cache
 def _warm_up() -> None:
     """Compile the kernels (or load them from the cache) before others wait for us."""
@@ -547,27 +491,35 @@ def _warm_up() -> None:
 
 
 def _run_every_kernel() -> None:
-    """Run each kernel once: a group of one, alone, in memory of its own."""
-    memory = np.zeros(8192, np.uint8)
+    """Run what every group uses once: a group of one, alone, in memory of its own."""
+    memory = np.zeros(16384, np.uint8)
+    start = int(memory.ctypes.data)
     state = np.zeros(kernels.STATE_WORDS, np.int64)
-    state[kernels.SIZE], state[kernels.CONTROL_STRIDE] = 1, 1024
-    state[kernels.CONTROL] = state[kernels.SLOTS] = memory.ctypes.data
-    state[kernels.SLOTS] += 1024
-    state[kernels.SLOT_BYTES] = 1024
-    state[kernels.SCRATCH] = state[kernels.SLOTS] + 4096
-    state[kernels.SOURCES] = state[kernels.SLOTS] + 2048
-    state[kernels.PIECES] = state[kernels.SLOTS] + 2560
-    address, fold, value = int(state.ctypes.data), fold_address(ElementType.FLOAT32), np.zeros(1, np.float32)
-    kernels.barrier(address, 1)
-    kernels.exchange(address, 1, 0, True, True)
-    kernels.reduce_pieces(address, 1, 4, fold, 0)
-    kernels.all_reduce(address, 1, int(value.ctypes.data), 1, 4, fold, 0)
-    plan = _plans()[ReduceOp.SUM].get(value.dtype)
-    assert plan is not None
-    kernels.all_reduce_array(address, plan, id(value), 1)
-    kernels.broadcast(address, 1, 0, int(value.ctypes.data), 1, 4)
-    kernels.reduce(address, 1, 0, int(value.ctypes.data), 1, 4, fold, 0)
+    objects = np.zeros(2, np.int64)
+    for word, value in {
+        kernels.SIZE: 1,
+        kernels.CONTROL: start,
+        kernels.CONTROL_STRIDE: 1024,
+        kernels.SLOTS: start + 1024,
+        kernels.SLOT_BYTES: 1024,
+        kernels.SOURCES: start + 3072,
+        kernels.PIECES: start + 3200,
+        kernels.OBJECTS: objects.ctypes.data,
+        kernels.SCRATCH: start + 4096,
+    }.items():
+        state[word] = value
+    address, one = int(state.ctypes.data), np.zeros(1, np.float32)
     kernels.count_sleeper(address, 0, 0)
     kernels.set_status(address, 0, kernels.get_status(address, 0))
     kernels.flag_of(address, 0)
-    array_layout_is_known()
+    kernels.exchange(address, 1, 0, True, True)
+    if array_layout_is_known():
+        ways = ShortWays(address, 1, 0, memoryview(objects.data), _never, threading.Lock(), _never)
+        ways.barrier()
+        ways.all_reduce(one, ReduceOp.SUM)
+        ways.broadcast(one, 0)
+        ways.reduce(one, ReduceOp.SUM, 0)
+
+
+def _never(*arguments: Any) -> None:
+    raise AssertionError("a group of one waits for nobody")

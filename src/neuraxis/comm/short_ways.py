@@ -1,0 +1,256 @@
+"""Short ways: synchronous calls on plain NumPy arrays, straight from the arguments to the kernels.
+
+A small collective in shared memory takes about a microsecond; the general way through checked arguments, buffers and
+the order of calls takes several. So for the usual case, arrays of a usual dtype that nobody else is using, each
+pattern has a method here that hands the array objects to a kernel. Whatever is not that case is left alone: the
+method returns False, nothing has been done, and the general way does it or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from neuraxis.comm import array_kernels, kernels
+from neuraxis.comm.backend import Operation
+from neuraxis.comm.folds import fold_address
+from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
+from neuraxis.errors import InvalidType
+
+__all__ = ["ShortWays"]
+
+_DONE, _NOT_PLAIN = kernels.DONE, array_kernels.NOT_PLAIN
+
+Drive = Callable[..., None]
+"""Finishes a kernel that did not finish at once: `drive(status, operation, kernel, *arguments)`."""
+
+
+class ShortWays:
+    """The short ways of one group. `state` is the kernels' state, `objects` the words for lists of arrays."""
+
+    def __init__(
+        self,
+        state: int,
+        size: int,
+        rank: int,
+        objects: memoryview,
+        drive: Drive,
+        lock: threading.Lock,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._state = state
+        self._size = size
+        self._rank = rank
+        self._objects = objects
+        self._drive = drive
+        self._acquire, self._release = lock.acquire, lock.release
+        self._fail = fail
+
+    def barrier(self) -> bool:
+        return self._run(Operation.BARRIER, kernels.barrier, _BARRIER)
+
+    def all_reduce(self, array: np.ndarray, op: ReduceOp) -> bool:
+        # The shortest way of all, so it is written out instead of going through _run.
+        plan = _PLANS[op][array.dtype]
+        if not plan or not self._acquire(False):
+            return False
+        try:
+            status = array_kernels.all_reduce_array(self._state, plan, id(array))
+            if status == _DONE:
+                return True
+            if status == _NOT_PLAIN:
+                return False
+            self._drive(status, Operation.ALL_REDUCE, array_kernels.all_reduce_array, plan, id(array))
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._release()
+        return True
+
+    def reduce(self, array: np.ndarray, op: ReduceOp, root: int) -> bool:
+        plan = _REDUCE_PLANS[op][array.dtype]
+        return bool(plan) and self._run(Operation.REDUCE, array_kernels.reduce_array, plan, root, id(array))
+
+    def broadcast(self, array: np.ndarray, root: int) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes:
+            return False
+        return self._run(
+            Operation.BROADCAST, array_kernels.broadcast_array, signature | _BROADCAST, item_bytes, root, id(array)
+        )
+
+    def gather(self, array: np.ndarray, outputs: Any, root: int) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes or (self._rank != root and outputs is not None):
+            return False
+        arguments = (signature | _GATHER, item_bytes, root, id(array))
+        lists = (outputs,) if self._rank == root else ()
+        return self._run_on_lists(lists, array.dtype, Operation.GATHER, array_kernels.gather_arrays, *arguments)
+
+    def all_gather(self, outputs: Any, array: np.ndarray) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes:
+            return False
+        arguments = (signature | _ALL_GATHER, item_bytes, -1, id(array))
+        return self._run_on_lists(
+            (outputs,), array.dtype, Operation.ALL_GATHER, array_kernels.gather_arrays, *arguments
+        )
+
+    def all_gather_into(self, output: np.ndarray, array: np.ndarray) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes or output.dtype is not array.dtype:
+            return False
+        arguments = (signature | _ALL_GATHER, item_bytes, id(output), id(array))
+        return self._run(Operation.ALL_GATHER, array_kernels.all_gather_into_array, *arguments)
+
+    def scatter(self, array: np.ndarray, inputs: Any, root: int) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes or (self._rank != root and inputs is not None):
+            return False
+        arguments = (signature | _SCATTER, item_bytes, root, id(array))
+        lists = (inputs,) if self._rank == root else ()
+        return self._run_on_lists(lists, array.dtype, Operation.SCATTER, array_kernels.scatter_arrays, *arguments)
+
+    def all_to_all(self, outputs: Any, inputs: Any) -> bool:
+        if type(inputs) is not list or not inputs or type(inputs[0]) is not np.ndarray:
+            return False
+        dtype = inputs[0].dtype
+        signature, item_bytes = _MOVES[dtype]
+        if not item_bytes:
+            return False
+        arguments = (signature | _ALL_TO_ALL, item_bytes)
+        return self._run_on_lists(
+            (inputs, outputs), dtype, Operation.ALL_TO_ALL, array_kernels.all_to_all_arrays, *arguments
+        )
+
+    def all_to_all_single(self, output: np.ndarray, array: np.ndarray) -> bool:
+        signature, item_bytes = _MOVES[array.dtype]
+        if not item_bytes or output.dtype is not array.dtype:
+            return False
+        arguments = (signature | _ALL_TO_ALL, item_bytes, id(output), id(array))
+        return self._run(Operation.ALL_TO_ALL, array_kernels.all_to_all_array, *arguments)
+
+    def reduce_scatter(self, output: np.ndarray, inputs: Any, op: ReduceOp) -> bool:
+        plan = _REDUCE_SCATTER_PLANS[op][output.dtype]
+        if not plan:
+            return False
+        return self._run_on_lists(
+            (inputs,), output.dtype, Operation.REDUCE_SCATTER, array_kernels.reduce_scatter_arrays, plan, id(output)
+        )
+
+    def reduce_scatter_tensor(self, output: np.ndarray, array: np.ndarray, op: ReduceOp) -> bool:
+        plan = _REDUCE_SCATTER_PLANS[op][output.dtype]
+        if not plan or output.dtype is not array.dtype:
+            return False
+        return self._run(Operation.REDUCE_SCATTER, array_kernels.reduce_scatter_array, plan, id(output), id(array))
+
+    def _run(self, operation: Operation, kernel: Callable[..., int], *arguments: int) -> bool:
+        if not self._acquire(False):
+            return False
+        try:
+            return self._enter(operation, kernel, arguments)
+        finally:
+            self._release()
+
+    def _run_on_lists(
+        self,
+        lists: tuple[Any, ...],
+        dtype: np.dtype,
+        operation: Operation,
+        kernel: Callable[..., int],
+        *arguments: int,
+    ) -> bool:
+        if not self._acquire(False):
+            return False
+        try:
+            start = 0
+            for arrays in lists:
+                if not self._hand_over(arrays, dtype, start):
+                    return False
+                start += self._size
+            return self._enter(operation, kernel, arguments)
+        finally:
+            self._release()
+
+    def _hand_over(self, arrays: Any, dtype: np.dtype, start: int) -> bool:
+        """Put the objects of a list where the kernels find them; False if it is no list of arrays of this dtype."""
+        if type(arrays) is not list or len(arrays) != self._size:
+            return False
+        objects = self._objects
+        for array in arrays:
+            # NumPy has one object for each usual dtype, so identity is enough, and quick.
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                return False
+            objects[start] = id(array)
+            start += 1
+        return True
+
+    def _enter(self, operation: Operation, kernel: Callable[..., int], arguments: tuple[int, ...]) -> bool:
+        try:
+            status = kernel(self._state, *arguments)
+            if status == _NOT_PLAIN:
+                return False
+            if status != _DONE:
+                self._drive(status, operation, kernel, *arguments)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return True
+
+
+def _is_usual(dtype: np.dtype) -> bool:
+    """One of the dtypes with a compiled fold, in native byte order, and NumPy's one object for it."""
+    try:
+        element = element_type_of(dtype)
+    except InvalidType:
+        return False
+    return element <= ElementType.COMPLEX128 and dtype.isnative and dtype is np.dtype(dtype.str)
+
+
+class _Moves(dict[np.dtype, tuple[int, int]]):
+    """dtype → (its part of a signature, its item bytes); 0 bytes for what goes the general way."""
+
+    def __missing__(self, dtype: np.dtype) -> tuple[int, int]:
+        self[dtype] = (element_type_of(dtype) << 8, dtype.itemsize) if _is_usual(dtype) else (0, 0)
+        return self[dtype]
+
+
+class _Plans(dict[np.dtype, int]):
+    """For one reduction: dtype → the address of its plan (see array_kernels); 0 for what goes the general way."""
+
+    def __init__(self, operation: Operation, op: ReduceOp) -> None:
+        self._operation = operation
+        self._op = op
+        self._memory: list[np.ndarray] = []
+
+    def __missing__(self, dtype: np.dtype) -> int:
+        self[dtype] = self._make(dtype) if _is_usual(dtype) else 0
+        return self[dtype]
+
+    def _make(self, dtype: np.dtype) -> int:
+        element = element_type_of(dtype)
+        try:
+            check_reducible(element, self._op, "")
+        except InvalidType:
+            return 0
+        plan = np.zeros(array_kernels.PLAN_WORDS, np.int64)
+        plan[array_kernels.PLAN_SIGNATURE] = self._operation | element << 8 | self._op << 16
+        plan[array_kernels.PLAN_ITEM_BYTES] = dtype.itemsize
+        plan[array_kernels.PLAN_FOLD] = fold_address(element)
+        plan[array_kernels.PLAN_OP] = int(self._op)
+        self._memory.append(plan)
+        return int(plan.ctypes.data)
+
+
+_MOVES = _Moves()
+_PLANS, _REDUCE_PLANS, _REDUCE_SCATTER_PLANS = (
+    [_Plans(operation, op) for op in sorted(ReduceOp)]
+    for operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
+)
+# As plain integers: arithmetic on an enumeration's members is slower, and Numba is slow to tell their type.
+_BARRIER, _BROADCAST, _GATHER = int(Operation.BARRIER), int(Operation.BROADCAST), int(Operation.GATHER)
+_ALL_GATHER, _SCATTER, _ALL_TO_ALL = int(Operation.ALL_GATHER), int(Operation.SCATTER), int(Operation.ALL_TO_ALL)
