@@ -19,8 +19,6 @@ from tests.crew import CREWS, Crew
 
 _SEGMENT = re.compile(r"/neuraxis-[^/-]+-[0-9a-f]{16}")
 
-GRACE_S = 2.0  # what has been told to end may take a moment to be gone
-
 hypothesis.settings.register_profile("local", deadline=None, database=None)
 hypothesis.settings.register_profile("ci", deadline=None, database=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
@@ -31,6 +29,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "lo
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--grace", type=float, default=2.0, help="seconds for what was told to end until it counts as left behind"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,7 +89,7 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if crew is not None and (crew.broken or crew.generation != generation):
         crew.close()
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + request.config.getoption("--grace")
     while left := _left(before):
         if time.monotonic() > deadline:
             pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)

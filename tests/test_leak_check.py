@@ -81,7 +81,7 @@ def run_pytest(folder: Path, body: str, *options: str, head: str = HEAD) -> tupl
 
 @pytest.mark.parametrize("leak", LEAKS)
 def test_what_is_left_behind_fails_the_test(leak: str, tmp_path: Path) -> None:
-    code, output = run_pytest(tmp_path, LEAKS[leak])
+    code, output = run_pytest(tmp_path, LEAKS[leak], "--grace=0.1")
     assert code == 1, output
     assert "left behind" in output
     assert f"{SAYS.get(leak, leak)}: " in output

@@ -95,7 +95,10 @@ class Crew:
                     connection.send(None)
                 except OSError:
                     pass  # that rank is gone already
-        if self.broken:
+        if self.broken and self.backend == "mpi":
+            for mpirun in self._processes:
+                mpirun.terminate()  # it ends its ranks and removes what they shared
+        elif self.broken:
             self._kill()
         for process in self._processes:
             try:

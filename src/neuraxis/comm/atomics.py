@@ -37,6 +37,7 @@ __all__ = [
     "load",
     "load_acquire",
     "pointer_to",
+    "prefetch",
     "relax",
     "store",
     "store_release",
@@ -132,6 +133,21 @@ def relax(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, to be read soon."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep, data = ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)
+        builder.call(function, [builder.inttoptr(args[0], _BYTE_POINTER), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), codegen
 
 
 @intrinsic

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from neuraxis.comm.arguments import Arguments, reduce_op_of
 from neuraxis.comm.backend import Backend
@@ -63,7 +64,7 @@ class Communicator(ObjectForms):
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False) -> Work | None:
         """Reduce `tensor` over all ranks; every rank gets the result, in place."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and type(op) is ReduceOp and not async_op:
+        if ways is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
             if ways.all_reduce(tensor, op):
                 return None
         op = reduce_op_of(op)
@@ -81,7 +82,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """Reduce over all ranks into `tensor` on rank `dst`; the other ranks' tensors stay as they are."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and type(op) is ReduceOp and not async_op:
+        if ways is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
             root = self._short_root(dst, group_dst)
             if root is not None and ways.reduce(tensor, op, root):
                 return None
@@ -97,7 +98,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """Every rank's `tensor` becomes that of rank `src`."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and not async_op:
+        if ways is not None and type(tensor) is ndarray and not async_op:
             root = self._short_root(src, group_src)
             if root is not None and ways.broadcast(tensor, root):
                 return None
@@ -123,7 +124,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """Collect every rank's `tensor` in `gather_list` on rank `dst`; the others give no list."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and not async_op:
+        if ways is not None and type(tensor) is ndarray and not async_op:
             root = self._short_root(dst, group_dst)
             if root is not None and ways.gather(tensor, gather_list, root):
                 return None
@@ -135,7 +136,7 @@ class Communicator(ObjectForms):
     def all_gather(self, tensor_list: Sequence[Any], tensor: Any, async_op: bool = False) -> Work | None:
         """Collect every rank's `tensor` in `tensor_list` on every rank."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and not async_op and ways.all_gather(tensor_list, tensor):
+        if ways is not None and type(tensor) is ndarray and not async_op and ways.all_gather(tensor_list, tensor):
             return None
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.list("tensor_list", tensor_list, buffer, writes=True)
@@ -151,7 +152,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """Rank i gets the i-th of `scatter_list` from rank `src` into `tensor`; the others give no list."""
         ways = self._calls.short_ways
-        if ways is not None and type(tensor) is np.ndarray and not async_op:
+        if ways is not None and type(tensor) is ndarray and not async_op:
             root = self._short_root(src, group_src)
             if root is not None and ways.scatter(tensor, scatter_list, root):
                 return None
@@ -177,7 +178,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """Reduce the i-th inputs of all ranks over the ranks, for rank i, into its `output`."""
         ways = self._calls.short_ways
-        if ways is not None and type(output) is np.ndarray and type(op) is ReduceOp and not async_op:
+        if ways is not None and type(output) is ndarray and type(op) is ReduceOp and not async_op:
             if ways.reduce_scatter(output, input_list, op):
                 return None
         op = reduce_op_of(op)
@@ -200,7 +201,7 @@ class Communicator(ObjectForms):
     def all_gather_into_tensor(self, output_tensor: Any, input_tensor: Any, async_op: bool = False) -> Work | None:
         """all_gather into one tensor: every rank's input, one after the other."""
         ways = self._calls.short_ways
-        if ways is not None and type(output_tensor) is type(input_tensor) is np.ndarray and not async_op:
+        if ways is not None and type(output_tensor) is type(input_tensor) is ndarray and not async_op:
             if ways.all_gather_into(output_tensor, input_tensor):
                 return None
         whole = self._arguments.buffer(output_tensor, "output_tensor", writes=True)
@@ -213,7 +214,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """reduce_scatter from one tensor, which is cut into equal parts."""
         ways = self._calls.short_ways
-        if ways is not None and type(output) is type(input) is np.ndarray and type(op) is ReduceOp and not async_op:
+        if ways is not None and type(output) is type(input) is ndarray and type(op) is ReduceOp and not async_op:
             if ways.reduce_scatter_tensor(output, input, op):
                 return None
         op = reduce_op_of(op)
@@ -233,7 +234,7 @@ class Communicator(ObjectForms):
     ) -> Work | None:
         """all_to_all from one tensor to one, cut along the first dimension (equally without split sizes)."""
         ways = self._calls.short_ways
-        if ways is not None and type(output) is type(input) is np.ndarray and not async_op:
+        if ways is not None and type(output) is type(input) is ndarray and not async_op:
             if not output_split_sizes and not input_split_sizes and ways.all_to_all_single(output, input):
                 return None
         whole_output = self._arguments.buffer(output, "output", writes=True)

@@ -133,7 +133,8 @@ def all_reduce(
     tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Reduce `tensor` over all ranks; every rank gets the result, in place."""
-    return _group(group).all_reduce(tensor, op, async_op)  # type: ignore[no-any-return]
+    communicator = _context.world if group is None else group  # written out: this call is the one to be quick
+    return (communicator or _group(group)).all_reduce(tensor, op, async_op)
 
 
 def barrier(group: Group | None = None, async_op: bool = False) -> Work | None:

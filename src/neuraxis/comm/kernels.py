@@ -35,6 +35,7 @@ from neuraxis.comm.atomics import (
     fetch_add,
     load,
     load_acquire,
+    prefetch,
     relax,
     store,
     store_release,
@@ -76,11 +77,13 @@ FLAG = 0  # the round that is published in this line
 SIGNATURE = 8  # operation, element type, reduction and root, packed
 COUNT = 16  # elements (reductions: must agree; others: told in errors)
 NEEDED = 24  # rounds that this rank's data needs
+IN_LINE = 32  # from here to the end of the line: the values themselves, if they are so few
 SLEEPERS = 128  # how many ranks sleep on this rank's flags
 STATUS = 192  # what the rank says of itself (see shm.py)
 LENGTHS = 256  # for each parity: bytes sent to each rank, bytes expected from each rank
 
 ALIGNMENT = 64
+PREFETCHED_BYTES = 16384
 
 
 @njit(inline="always")
@@ -290,16 +293,23 @@ def _all_reduce_at_once(state: int, signature: int, address: int, count: int, nb
     rank = load(state + 8 * RANK)
     size = load(state + 8 * SIZE)
     current = load(state + 8 * ROUND) + 1
+    # A few bytes travel in the line of the flag itself, which the others read anyway.
+    in_line = nbytes <= LINE_BYTES - IN_LINE
     if load(state + 8 * PUBLISHED) == 0:
-        copy_bytes(_slot(state, rank, current), address, nbytes)
+        copy_bytes(_line(state, rank, current) + IN_LINE if in_line else _slot(state, rank, current), address, nbytes)
         _publish(state, signature, count, 1)
     if _wait_for_all(state) != DONE:
         return WAITING
-    if _same_call(state, signature, count, True) != DONE:
-        return MISMATCH
     sources = load(state + 8 * SOURCES)
     for source in range(size):
-        store(sources + 8 * source, _slot(state, source, current))
+        values = _line(state, source, current) + IN_LINE if in_line else _slot(state, source, current)
+        store(sources + 8 * source, values)
+        if not in_line and source != rank:
+            # All lines at once: one after the other, each would be waited for.
+            for line in range(0, min(nbytes, PREFETCHED_BYTES), LINE_BYTES):
+                prefetch(values + line)
+    if _same_call(state, signature, count, True) != DONE:
+        return MISMATCH
     call_fold(fold, address, sources, size, count, op, load(state + 8 * SCRATCH))
     _finish_round(state)
     return _finish_operation(state)

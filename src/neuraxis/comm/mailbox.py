@@ -80,9 +80,12 @@ class _Transfer(Request):
 
 
 class _Incoming:
-    """The message at the reading end of one ring: its header so far, and where its bytes go."""
+    """The reading end of one ring, and the message there: its header so far, and where its bytes go."""
 
-    def __init__(self) -> None:
+    def __init__(self, rings: Rings, source: int) -> None:
+        self.counters = rings.ring_counters(source, rings.rank)
+        self.data = rings.ring_data(source, rings.rank)
+        self.doorbell = rings.doorbell(source)
         self.header = np.zeros(_HEADER_WORDS, np.int64)
         self.header_address = address_of(self.header)
         self.header_done = 0
@@ -114,7 +117,8 @@ class Endpoint:
         self._lock = threading.Lock()
         self._sends: dict[int, deque[_Transfer]] = {}
         self._receives: list[_Transfer] = []
-        self._incoming = {rank: _Incoming() for rank in range(rings.size) if rank != rings.rank}
+        self._incoming = {rank: _Incoming(rings, rank) for rank in range(rings.size) if rank != rings.rank}
+        self._outgoing: dict[int, tuple[int, int, int]] = {}  # counters, data and the reader's doorbell of a ring
         self._unexpected: list[tuple[int, np.ndarray, np.ndarray]] = []  # source, header, bytes
         self._sequence = 0
         # The header of the message that is being sent, and the same memory as words that are quick to write to.
@@ -151,14 +155,15 @@ class Endpoint:
             self._sequence += 1
             written = 0
             if to != rings.rank and to not in self._sends and not self._closed:
+                counters, data, doorbell = self._outgoing.get(to) or self._open(to)
                 written = send_message(
-                    rings.ring_counters(rings.rank, to),
-                    rings.ring_data(rings.rank, to),
+                    counters,
+                    data,
                     self._capacity,
                     self._header_address,
                     buffer.address,
                     buffer.nbytes,
-                    rings.doorbell(to),
+                    doorbell,
                     *self._patience,
                 )
                 if written == HEADER_BYTES + buffer.nbytes:
@@ -170,7 +175,6 @@ class Endpoint:
 
     def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
         """Receive and wait, likewise; the rank it came from."""
-        rings = self._rings
         incoming = self._incoming.get(source) if source is not None else None
         with self._lock:
             read = 0
@@ -181,15 +185,15 @@ class Endpoint:
                 and not (self._receives or self._unexpected or self._closed)
             ):
                 read = receive_message(
-                    rings.ring_counters(source, rings.rank),
-                    rings.ring_data(source, rings.rank),
+                    incoming.counters,
+                    incoming.data,
                     self._capacity,
                     tag,
                     int(buffer.element),
                     incoming.header_address,
                     buffer.address,
                     buffer.nbytes,
-                    rings.doorbell(source),
+                    incoming.doorbell,
                     *self._patience,
                 )
                 if read == HEADER_BYTES + buffer.nbytes:
@@ -258,6 +262,12 @@ class Endpoint:
 
     # --- how bytes move ---
 
+    def _open(self, to: int) -> tuple[int, int, int]:
+        """The writing end of the ring to a rank; its memory is taken now."""
+        rings = self._rings
+        self._outgoing[to] = (rings.ring_counters(rings.rank, to), rings.ring_data(rings.rank, to), rings.doorbell(to))
+        return self._outgoing[to]
+
     def _queue(self, transfer: _Transfer, to: int, written: int) -> None:
         """Put a message in line, of which the first bytes (header included) may have gone out."""
         if to == self._rings.rank:
@@ -301,8 +311,7 @@ class Endpoint:
 
     def _push(self, to: int) -> bool:
         queue = self._sends[to]
-        ring = self._rings.ring_counters(self._rings.rank, to)
-        data = self._rings.ring_data(self._rings.rank, to)
+        ring, data, doorbell = self._outgoing.get(to) or self._open(to)
         moved = False
         while queue:
             transfer = queue[0]
@@ -332,14 +341,13 @@ class Endpoint:
             queue.popleft()
             transfer.finished = True
         if moved:
-            ring_doorbell(self._rings.doorbell(to))
+            ring_doorbell(doorbell)
         if not queue:
             del self._sends[to]
         return moved
 
     def _pull(self, source: int, incoming: _Incoming) -> bool:
-        ring = self._rings.ring_counters(source, self._rings.rank)
-        data = self._rings.ring_data(source, self._rings.rank)
+        ring, data = incoming.counters, incoming.data
         moved = False
         while True:
             if incoming.header_done < HEADER_BYTES:
@@ -369,7 +377,7 @@ class Endpoint:
                 break
             self._end(source, incoming)
         if moved:
-            ring_doorbell(self._rings.doorbell(source))
+            ring_doorbell(incoming.doorbell)
         return moved
 
     def _begin(self, source: int, incoming: _Incoming) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from neuraxis.comm import array_kernels, kernels
+from neuraxis.comm.array_kernels import all_reduce_array
 from neuraxis.comm.backend import Operation
 from neuraxis.comm.folds import fold_address
 from neuraxis.comm.reduction import ElementType, ReduceOp, check_reducible, element_type_of
@@ -58,12 +59,12 @@ class ShortWays:
         if not plan or not self._acquire(False):
             return False
         try:
-            status = array_kernels.all_reduce_array(self._state, plan, id(array))
+            status = all_reduce_array(self._state, plan, id(array))
             if status == _DONE:
                 return True
             if status == _NOT_PLAIN:
                 return False
-            self._drive(status, Operation.ALL_REDUCE, array_kernels.all_reduce_array, plan, id(array))
+            self._drive(status, Operation.ALL_REDUCE, all_reduce_array, plan, id(array))
         except BaseException as error:
             self._fail(error)
             raise
