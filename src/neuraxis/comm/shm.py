@@ -399,8 +399,8 @@ class ShmBackend(Backend):
         sequence = int(self._state[kernels.SEQUENCE])
         if status == _FAILED:
             how = "gave up on this group after an error of its own"
-        elif status == _LEFT and ending is None:
-            how = "has shut down its context"
+        elif status == _LEFT:
+            how = "has shut down its context" + (f" and {ending}" if ending is not None else "")
         else:
             how = str(ending)
         ending = ending or Ending()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -32,6 +33,9 @@ from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.errors import BackendUnavailable, CollectiveTimeout, NeuraxisError, PeerLost
 
 __all__ = ["GlooBackend", "NcclBackend", "TorchBackend"]
+
+
+_DEATH_SECONDS = 0.3
 
 
 class _Hello(msgspec.Struct):
@@ -253,7 +257,10 @@ class TorchBackend(Backend):
         text = str(error)
         sequence = self._agreement.sequence
         lowered = text.lower()
-        ended = self._watch.ended()
+        # A dying process closes its connections a moment before it counts as dead.
+        patience = time.monotonic() + _DEATH_SECONDS
+        while not (ended := self._watch.ended()) and time.monotonic() < patience:
+            time.sleep(0.005)
         if ended:
             rank, ending = next(iter(ended.items()))
             world_rank = self._world_ranks[rank]
