@@ -17,6 +17,9 @@ def test_at_least_one_and_no_more_than_there_are() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no processor affinity")
 def test_affinity_counts() -> None:
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from neuraxis.machine import usable_cores; print(usable_cores())"
+    code = (
+        "import os; from neuraxis.machine import usable_cores\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(usable_cores())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"

@@ -216,9 +216,8 @@ def test_shutdown_ends_every_thread() -> None:
 
 def _side_by_side(first: str) -> list[float]:
     """torch.distributed and neuraxis.distributed in one program, both told the same MASTER_PORT."""
-    import torch.distributed
-
     import torch
+    import torch.distributed
 
     def theirs() -> float:
         data = torch.ones(1) * (torch.distributed.get_rank() + 1)

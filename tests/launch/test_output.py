@@ -25,9 +25,7 @@ def test_a_splitter_loses_nothing_and_cuts_only_at_line_ends(chunks):
 
 def test_a_tail_keeps_a_long_traceback_whole():
     tail = Tail()
-    for line in (
-        [b"x"] * 200 + [b"Traceback (most recent call last):"] + [b'  File "y"'] * 60 + [b"ValueError: z"]
-    ):
+    for line in [b"x"] * 200 + [b"Traceback (most recent call last):"] + [b'  File "y"'] * 60 + [b"ValueError: z"]:
         tail.add(line)
     lines = tail.lines()
     assert lines[0] == "Traceback (most recent call last):"

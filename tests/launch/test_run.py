@@ -218,9 +218,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, -2)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, -2)])
 def test_a_parent_that_ends_takes_everything_with_it(launch, tmp_path, number, status):
     script = tmp_path / "parent.py"
     script.write_text(PARENT.format(path=sys.path, module=__name__, folder=str(tmp_path)))
