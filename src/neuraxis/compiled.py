@@ -94,10 +94,10 @@ class _OfThePackage:
 
 
 @cache
-def _locators() -> list[type]:
+def _locators() -> list[Any]:
     """Numba's ways to find a folder beside the sources, in NUMBA_CACHE_DIR or the user's, as ours; [] if none works."""
     usual = getattr(caching.CacheImpl, "_locator_classes", ())[:3]  # none in a Numba that we do not know
-    ours = [type(f"{each.__name__}OfThePackage", (_OfThePackage, each), {}) for each in usual]
+    ours: list[Any] = [type(f"{each.__name__}OfThePackage", (_OfThePackage, each), {}) for each in usual]
     return ours if any(each.from_function(compiled, __file__) for each in ours) else []
 
 

@@ -82,9 +82,10 @@ class TorchBackend(Backend):
                 if other != rank and hello.host == host_identity
             }
         )
-        self._group = self._make_group()
         self._own_messages = OwnMessages(rank)
         self._agreement = Agreement(rank, self._world_ranks, self._all_gather_words, check_calls)
+        self._group = self._make_group()
+        exchange(b"connected")  # whoever is through first must not close while others still connect to it
 
     def _open_store(self, exchange: Exchange) -> tuple[Any, list[_Hello]]:
         dist = self._torch.distributed
