@@ -47,17 +47,17 @@ PLAN_SIGNATURE, PLAN_ITEM_BYTES, PLAN_FOLD, PLAN_OP = 0, 1, 2, 3
 PLAN_WORDS = 4
 
 
-@njit(inline="always")
+@njit
 def _readable(array: int) -> bool:
     return load(array + _FLAGS) & _C_CONTIGUOUS != 0
 
 
-@njit(inline="always")
+@njit
 def _writeable(array: int) -> bool:
     return load(array + _FLAGS) & (_C_CONTIGUOUS | _WRITEABLE) == _C_CONTIGUOUS | _WRITEABLE
 
 
-@njit(inline="always")
+@njit
 def _count(array: int) -> int:
     count = 1
     dimensions = load(array + _DIMENSIONS)
@@ -66,27 +66,27 @@ def _count(array: int) -> int:
     return count
 
 
-@njit(inline="always")
+@njit
 def _rows(array: int) -> int:
     """The length of the first dimension; 1 where there is none."""
     return load(load(array + _DIMENSIONS)) if load(array + _DIMENSION_COUNT) & 0xFFFFFFFF > 0 else 1
 
 
-@njit(inline="always")
+@njit
 def _set_send(state: int, to: int, address: int, nbytes: int) -> None:
     pieces, size = load(state + 8 * PIECES), load(state + 8 * SIZE)
     store(pieces + 8 * to, address)
     store(pieces + 8 * (size + to), nbytes)
 
 
-@njit(inline="always")
+@njit
 def _set_receive(state: int, source: int, address: int, nbytes: int) -> None:
     pieces, size = load(state + 8 * PIECES), load(state + 8 * SIZE)
     store(pieces + 8 * (2 * size + source), address)
     store(pieces + 8 * (3 * size + source), nbytes)
 
 
-@njit(inline="always")
+@njit
 def _object(state: int, index: int) -> int:
     return load(load(state + 8 * OBJECTS) + 8 * index)
 

@@ -224,28 +224,28 @@ if FUTEX:
         types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64),
     )
 
-    @njit(inline="always")
+    @njit
     def wake_all(address: int) -> None:
         """Wake every process that sleeps on the 32-bit word at `address`."""
         _syscall(FUTEX, address, _FUTEX_WAKE, _EVERYBODY, 0, 0, 0)
 
 else:
 
-    @njit(inline="always")
+    @njit
     def wake_all(address: int) -> None:
         """Nobody sleeps on a word here: sleepers poll."""
 
 
 if sys.platform == "win32":
 
-    @njit(inline="always")
+    @njit
     def yield_cpu() -> None:
         """The scheduler is asked from Python here."""
 
 else:
     _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
-    @njit(inline="always")
+    @njit
     def yield_cpu() -> None:
         """Let another runnable process have this core."""
         _sched_yield()

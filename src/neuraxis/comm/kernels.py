@@ -86,24 +86,24 @@ ALIGNMENT = 64
 PREFETCHED_BYTES = 16384
 
 
-@njit(inline="always")
+@njit
 def _line(state: int, rank: int, round_number: int) -> int:
     base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
     return base + (round_number & 1) * LINE_BYTES
 
 
-@njit(inline="always")
+@njit
 def _slot(state: int, rank: int, round_number: int) -> int:
     return load(state + 8 * SLOTS) + (2 * rank + (round_number & 1)) * load(state + 8 * SLOT_BYTES)
 
 
-@njit(inline="always")
+@njit
 def _lengths(state: int, rank: int, round_number: int) -> int:
     base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + LENGTHS
     return base + (round_number & 1) * 16 * load(state + 8 * SIZE)
 
 
-@njit(inline="always")
+@njit
 def _publish(state: int, signature: int, count: int, needed: int) -> None:
     rank = load(state + 8 * RANK)
     current = load(state + 8 * ROUND) + 1
@@ -119,7 +119,7 @@ def _publish(state: int, signature: int, count: int, needed: int) -> None:
     store(state + 8 * WAIT_RANK, 0)
 
 
-@njit(inline="always")
+@njit
 def _wait_for_all(state: int) -> int:
     size = load(state + 8 * SIZE)
     current = load(state + 8 * ROUND) + 1
@@ -144,7 +144,7 @@ def _wait_for_all(state: int) -> int:
     return DONE
 
 
-@njit(inline="always")
+@njit
 def _same_call(state: int, signature: int, count: int, check_count: bool) -> int:
     current = load(state + 8 * ROUND) + 1
     for rank in range(load(state + 8 * SIZE)):
@@ -155,14 +155,14 @@ def _same_call(state: int, signature: int, count: int, check_count: bool) -> int
     return DONE
 
 
-@njit(inline="always")
+@njit
 def _finish_round(state: int) -> None:
     store(state + 8 * ROUND, load(state + 8 * ROUND) + 1)
     store(state + 8 * STEP, load(state + 8 * STEP) + 1)
     store(state + 8 * PUBLISHED, 0)
 
 
-@njit(inline="always")
+@njit
 def _finish_operation(state: int) -> int:
     store(state + 8 * STEP, 0)
     store(state + 8 * SEQUENCE, load(state + 8 * SEQUENCE) + 1)
@@ -288,7 +288,7 @@ def all_reduce(state: int, signature: int, address: int, count: int, item_bytes:
     return _all_reduce_in_slices(state, signature, address, count, item_bytes, fold, op)
 
 
-@njit(inline="always")
+@njit
 def _all_reduce_at_once(state: int, signature: int, address: int, count: int, nbytes: int, fold: int, op: int) -> int:
     rank = load(state + 8 * RANK)
     size = load(state + 8 * SIZE)
@@ -315,7 +315,7 @@ def _all_reduce_at_once(state: int, signature: int, address: int, count: int, nb
     return _finish_operation(state)
 
 
-@njit(inline="always")
+@njit
 def _slice_of(chunk_count: int, size: int, rank: int) -> tuple[int, int]:
     """Start and length (elements) of a rank's slice of a chunk, in whole cache lines where possible."""
     width = (chunk_count + size - 1) // size
@@ -324,7 +324,7 @@ def _slice_of(chunk_count: int, size: int, rank: int) -> tuple[int, int]:
     return start, min(width, chunk_count - start)
 
 
-@njit(inline="always")
+@njit
 def _all_reduce_in_slices(
     state: int, signature: int, address: int, count: int, item_bytes: int, fold: int, op: int
 ) -> int:
@@ -490,7 +490,7 @@ def count_sleeper(state: int, rank: int, change: int) -> int:
 # --- looking at others, for errors -----------------------------------------------------------------
 
 
-@njit(inline="always")
+@njit
 def _block(state: int, rank: int) -> int:
     return load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
 

@@ -68,7 +68,7 @@ def ring_write(ring: int, data: int, capacity: int, source: int, nbytes: int) ->
     return width
 
 
-@njit(inline="always")
+@njit
 def _copy_out(data: int, capacity: int, tail: int, target: int, width: int) -> None:
     start = tail % capacity
     first = min(width, capacity - start)
