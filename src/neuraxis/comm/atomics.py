@@ -9,10 +9,10 @@ Orderings, and why each is enough:
 * `load_acquire` / `store_release`: a rank writes its data, then *releases* its flag; another *acquires* the
   flag, then reads the data. The pair makes everything before the release visible after the acquire, which is
   all that one-writer flags need.
-* `fence`: sequentially consistent. It is needed in one place only, between "I store my flag" and "I look
-  whether somebody sleeps on it", because a store followed by a load of another word is the one order that
-  release and acquire do not keep. The sleeper does the mirror image (counts itself, fences, looks at the
-  flag), so at least one of the two sees the other.
+* `store_ordered` / `load_ordered`: sequentially consistent. They are needed in one place only, between "I store my
+  flag" and "I look whether somebody sleeps on it", because a store followed by a load of another word is the one order
+  that release and acquire do not keep. The sleeper does the mirror image (counts itself, then looks at the flag),
+  so at least one of the two sees the other.
 * `fetch_add`: sequentially consistent, for counters with several writers (the number of sleepers).
 """
 
@@ -31,15 +31,16 @@ __all__ = [
     "bits_to_float32",
     "call_fold",
     "copy_bytes",
-    "fence",
     "fetch_add",
     "float32_to_bits",
     "load",
     "load_acquire",
+    "load_ordered",
     "pointer_to",
     "prefetch",
     "relax",
     "store",
+    "store_ordered",
     "store_release",
     "wake_all",
     "yield_cpu",
@@ -107,14 +108,24 @@ def fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
-def fence(typingctx: Any) -> Any:
-    """A sequentially consistent fence."""
+def store_ordered(typingctx: Any, address: Any, value: Any) -> Any:
+    """Store an int64 with release, and before any `load_ordered` that follows."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
+        builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
         return context.get_dummy_value()
 
-    return types.none(), codegen
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_ordered(typingctx: Any, address: Any) -> Any:
+    """The int64 at `address`, with acquire, and after any `store_ordered` or `fetch_add` before it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
 
 
 @intrinsic

@@ -13,7 +13,7 @@ Why the orderings are right
     The flag is stored with release after header and slot were written, and loaded with acquire before they
     are read: whoever sees flag k sees header and slot of round k. A reader's last read of round k comes before
     its release of flag k + 1, and the writer acquires that flag before it writes the slot again, so the reads
-    happen before the overwrite. The fence after the flag's store belongs to sleeping (see `atomics.fence`).
+    happen before the overwrite. That the flag's store is also *ordered* is for the sleepers (see `atomics`).
 
 Why a kernel can be left and entered again
     Waiting in compiled code would make a rank deaf to Ctrl-C, to deadlines and to the death of others. A
@@ -31,14 +31,14 @@ from numba import njit
 from neuraxis.comm.atomics import (
     call_fold,
     copy_bytes,
-    fence,
     fetch_add,
     load,
     load_acquire,
+    load_ordered,
     prefetch,
     relax,
     store,
-    store_release,
+    store_ordered,
     wake_all,
     yield_cpu,
 )
@@ -111,9 +111,8 @@ def _publish(state: int, signature: int, count: int, needed: int) -> None:
     store(line + SIGNATURE, signature)
     store(line + COUNT, count)
     store(line + NEEDED, needed)
-    store_release(line + FLAG, current)
-    fence()
-    if load(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS) != 0:
+    store_ordered(line + FLAG, current)
+    if load_ordered(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS) != 0:
         wake_all(line + FLAG)
     store(state + 8 * PUBLISHED, 1)
     store(state + 8 * WAIT_RANK, 0)
@@ -213,11 +212,9 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
             written = False
             for to in range(size):
                 nbytes = load(send_bytes + 8 * to)
-                if to == rank:
-                    continue
                 longest = max(longest, nbytes)
                 width = min(window, nbytes - offset)
-                if width > 0 and not (shared and written):
+                if to != rank and width > 0 and not (shared and written):
                     target = slot if shared else slot + to * window
                     copy_bytes(target, load(send_address + 8 * to) + offset, width)
                     written = True
@@ -227,6 +224,13 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
                     store(lengths + 8 * other, load(send_bytes + 8 * other))
                     store(lengths + 8 * (size + other), load(receive_bytes + 8 * other))
             _publish(state, signature, count, (longest + window - 1) // window)
+            # What this rank keeps is copied while the others come; lengths that differ are found below.
+            own = load(send_bytes + 8 * rank)
+            width = min(window, own - offset)
+            if width > 0 and own == load(receive_bytes + 8 * rank):
+                source_address, target = load(send_address + 8 * rank), load(receive_address + 8 * rank)
+                if source_address != target:
+                    copy_bytes(target + offset, source_address + offset, width)
         if _wait_for_all(state) != DONE:
             return WAITING
         if step == 0:
@@ -242,9 +246,6 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
                     return MISMATCH
                 steps = max(steps, load(_line(state, other, current) + NEEDED))
             store(state + 8 * STEPS, steps)
-            own = load(send_bytes + 8 * rank)
-            if own > 0 and load(send_address + 8 * rank) != load(receive_address + 8 * rank):
-                copy_bytes(load(receive_address + 8 * rank), load(send_address + 8 * rank), own)
         for source in range(size):
             width = min(window, load(receive_bytes + 8 * source) - offset)
             if width > 0 and source != rank:
@@ -483,8 +484,7 @@ def count_sleeper(state: int, rank: int, change: int) -> int:
     Sequentially consistent, so that either the publisher sees the sleeper or the sleeper sees the flag.
     """
     fetch_add(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS, change)
-    fence()
-    return load_acquire(flag_word(state, rank))
+    return load_ordered(flag_word(state, rank))
 
 
 # --- looking at others, for errors -----------------------------------------------------------------
@@ -526,8 +526,7 @@ def get_status(state: int, rank: int) -> int:
 def set_status(state: int, rank: int, status: int) -> None:
     """Say of this rank that it is present, has left or has failed, and wake those who wait for it."""
     block = _block(state, rank)
-    store_release(block + STATUS, status)
-    fence()
-    if load(block + SLEEPERS) != 0:
+    store_ordered(block + STATUS, status)
+    if load_ordered(block + SLEEPERS) != 0:
         wake_all(block + FLAG)
         wake_all(block + LINE_BYTES + FLAG)

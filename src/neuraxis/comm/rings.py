@@ -5,7 +5,7 @@ A ring has one writer and one reader. `head` counts the bytes ever written and i
 acquired before the other side copies, so a ring needs no lock.
 
 A doorbell is a counter that others increment when they have moved bytes in a ring that they share with its owner,
-who sleeps on it; the fences pair as in `atomics.fence`.
+who sleeps on it; the two sides are ordered as `atomics` explains.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numba import njit
 
 from neuraxis.comm.atomics import (
     copy_bytes,
-    fence,
     fetch_add,
     load,
     load_acquire,
+    load_ordered,
     relax,
     store_release,
     wake_all,
@@ -92,8 +92,7 @@ def ring_read(ring: int, data: int, capacity: int, target: int, nbytes: int) -> 
 @compiled
 def ring_doorbell(doorbell: int) -> None:
     fetch_add(doorbell + DOORBELL, 1)
-    fence()
-    if load(doorbell + DOORBELL_SLEEPERS) != 0:
+    if load_ordered(doorbell + DOORBELL_SLEEPERS) != 0:
         wake_all(doorbell + DOORBELL)
 
 
@@ -102,8 +101,7 @@ def change_sleepers(doorbell: int, sleepers: int) -> int:
     """Change the number of sleepers; how often the bell has rung."""
     if sleepers != 0:
         fetch_add(doorbell + DOORBELL_SLEEPERS, sleepers)
-        fence()
-    return load_acquire(doorbell + DOORBELL)
+    return load_ordered(doorbell + DOORBELL)
 
 
 # --- whole messages, without a word of Python in between ---
