@@ -32,9 +32,9 @@ class CallOrder:
         self._backend: Backend | None = backend
         self._lock = threading.Lock()
         self._runner: OrderedRunner | None = None
+        self._short_ways = backend.short_ways(self._lock, self.fail)
         # How plain NumPy arrays can do without all this, while nothing is queued and nothing has failed.
-        self.short_ways: ShortWays | None = None
-        self.restore_short_ways()
+        self.short_ways: ShortWays | None = self._short_ways
 
     @property
     def closed(self) -> bool:
@@ -48,7 +48,7 @@ class CallOrder:
             return None
         self.usable_backend()
         if runner is None:
-            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self.restore_short_ways)
+            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self._restore_short_ways)
         self.short_ways = None
         work = runner.submit(method, lambda: self._run(method, arguments, written))
         if async_op:
@@ -78,8 +78,9 @@ class CallOrder:
                 raise
 
     def fail(self, error: BaseException) -> None:
+        """Remember that a call has failed, and let the others know. Called within the call, under its lock."""
         self.error = error
-        self.short_ways = None
+        self._retire_short_ways()
         if self._backend is not None:
             self._backend.poison(error)
 
@@ -97,15 +98,22 @@ class CallOrder:
             f"{self.name} was interrupted in an operation ({type(self.error).__name__}) and can only be destroyed"
         ) from self.error
 
-    def restore_short_ways(self) -> None:
+    def _restore_short_ways(self) -> None:
         if self.error is None and self._backend is not None:
-            self.short_ways = self._backend.short_ways(self._lock, self.fail)
+            self.short_ways = self._short_ways
+
+    def _retire_short_ways(self) -> None:
+        self.short_ways = None
+        if self._short_ways is not None:
+            self._short_ways.retired = True  # for another thread that is about to take one
 
     def destroy(self) -> None:
         """Finish what is queued, then free everything. Can be called again, and after a failure."""
         if self._runner is not None:
             self._runner.stop()
-        backend, self._backend, self.short_ways = self._backend, None, None
+        with self._lock:  # not while another thread is in a call
+            backend, self._backend = self._backend, None
+            self._retire_short_ways()
         if backend is not None:
             backend.close()
 
@@ -120,7 +128,7 @@ class CallOrder:
 
     def abandon(self, error: NeuraxisError) -> None:
         """Forget, in a forked child, what is the parent's; later calls raise `error`."""
-        self.short_ways = None
+        self._retire_short_ways()
         self.error = error
         self._lock = threading.Lock()  # another thread of the parent may have held it
         if self._backend is not None:

@@ -47,33 +47,34 @@ class ShortWays:
         self._rank = rank
         self._objects = objects
         self._drive = drive
-        self._acquire, self._release = lock.acquire, lock.release
+        self._lock = lock
         self._fail = fail
+        self.retired = False  # set, under the lock, when the group is closed or has failed
 
     def barrier(self) -> bool:
         return self._run(Operation.BARRIER, kernels.barrier, _BARRIER)
 
     def all_reduce(self, array: np.ndarray, op: ReduceOp) -> bool:
         # The shortest way of all, so it is written out instead of going through _run.
-        plan = _PLANS[op][array.dtype]
-        if not plan or not self._acquire(False):
-            return False
         try:
+            plan = _PLANS[op][array.dtype]
+        except KeyError:
+            plan = _plan(_PLANS, Operation.ALL_REDUCE, op, array.dtype)
+        if not plan:
+            return False
+        with self._lock:
+            if self.retired:
+                return False
             status = all_reduce_array(self._state, plan, id(array))
             if status == _DONE:
                 return True
             if status == _NOT_PLAIN:
                 return False
-            self._drive(status, Operation.ALL_REDUCE, all_reduce_array, plan, id(array))
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._release()
+            self._finish(status, Operation.ALL_REDUCE, all_reduce_array, (plan, id(array)))
         return True
 
     def reduce(self, array: np.ndarray, op: ReduceOp, root: int) -> bool:
-        plan = _REDUCE_PLANS[op][array.dtype]
+        plan = _plan(_REDUCE_PLANS, Operation.REDUCE, op, array.dtype)
         return bool(plan) and self._run(Operation.REDUCE, array_kernels.reduce_array, plan, root, id(array))
 
     def broadcast(self, array: np.ndarray, root: int) -> bool:
@@ -136,7 +137,7 @@ class ShortWays:
         return self._run(Operation.ALL_TO_ALL, array_kernels.all_to_all_array, *arguments)
 
     def reduce_scatter(self, output: np.ndarray, inputs: Any, op: ReduceOp) -> bool:
-        plan = _REDUCE_SCATTER_PLANS[op][output.dtype]
+        plan = _plan(_REDUCE_SCATTER_PLANS, Operation.REDUCE_SCATTER, op, output.dtype)
         if not plan:
             return False
         return self._run_on_lists(
@@ -144,18 +145,14 @@ class ShortWays:
         )
 
     def reduce_scatter_tensor(self, output: np.ndarray, array: np.ndarray, op: ReduceOp) -> bool:
-        plan = _REDUCE_SCATTER_PLANS[op][output.dtype]
+        plan = _plan(_REDUCE_SCATTER_PLANS, Operation.REDUCE_SCATTER, op, output.dtype)
         if not plan or output.dtype is not array.dtype:
             return False
         return self._run(Operation.REDUCE_SCATTER, array_kernels.reduce_scatter_array, plan, id(output), id(array))
 
     def _run(self, operation: Operation, kernel: Callable[..., int], *arguments: int) -> bool:
-        if not self._acquire(False):
-            return False
-        try:
+        with self._lock:
             return self._enter(operation, kernel, arguments)
-        finally:
-            self._release()
 
     def _run_on_lists(
         self,
@@ -165,17 +162,13 @@ class ShortWays:
         kernel: Callable[..., int],
         *arguments: int,
     ) -> bool:
-        if not self._acquire(False):
-            return False
-        try:
+        with self._lock:
             start = 0
             for arrays in lists:
                 if not self._hand_over(arrays, dtype, start):
                     return False
                 start += self._size
             return self._enter(operation, kernel, arguments)
-        finally:
-            self._release()
 
     def _hand_over(self, arrays: Any, dtype: np.dtype, start: int) -> bool:
         """Put the objects of a list where the kernels find them; False if it is no list of arrays of this dtype."""
@@ -191,16 +184,24 @@ class ShortWays:
         return True
 
     def _enter(self, operation: Operation, kernel: Callable[..., int], arguments: tuple[int, ...]) -> bool:
+        if self.retired:
+            return False
+        status = kernel(self._state, *arguments)
+        if status == _NOT_PLAIN:
+            return False
+        if status != _DONE:
+            self._finish(status, operation, kernel, arguments)
+        return True
+
+    def _finish(
+        self, status: int, operation: Operation, kernel: Callable[..., int], arguments: tuple[int, ...]
+    ) -> None:
+        """A kernel did not finish at once: wait for the others, or find out what is wrong."""
         try:
-            status = kernel(self._state, *arguments)
-            if status == _NOT_PLAIN:
-                return False
-            if status != _DONE:
-                self._drive(status, operation, kernel, *arguments)
+            self._drive(status, operation, kernel, *arguments)
         except BaseException as error:
             self._fail(error)
             raise
-        return True
 
 
 def _is_usual(dtype: np.dtype) -> bool:
@@ -220,38 +221,39 @@ class _Moves(dict[np.dtype, tuple[int, int]]):
         return self[dtype]
 
 
-class _Plans(dict[np.dtype, int]):
-    """For one reduction: dtype → the address of its plan (see array_kernels); 0 for what goes the general way."""
+_PlanTable = list[dict[np.dtype, int]]
+"""For each reduction: dtype → the address of its plan (see array_kernels); 0 for what goes the general way."""
 
-    def __init__(self, operation: Operation, op: ReduceOp) -> None:
-        self._operation = operation
-        self._op = op
-        self._memory: list[np.ndarray] = []
+_plan_memory: list[np.ndarray] = []
 
-    def __missing__(self, dtype: np.dtype) -> int:
-        self[dtype] = self._make(dtype) if _is_usual(dtype) else 0
-        return self[dtype]
 
-    def _make(self, dtype: np.dtype) -> int:
-        element = element_type_of(dtype)
-        try:
-            check_reducible(element, self._op, "")
-        except InvalidType:
-            return 0
-        plan = np.zeros(array_kernels.PLAN_WORDS, np.int64)
-        plan[array_kernels.PLAN_SIGNATURE] = self._operation | element << 8 | self._op << 16
-        plan[array_kernels.PLAN_ITEM_BYTES] = dtype.itemsize
-        plan[array_kernels.PLAN_FOLD] = fold_address(element)
-        plan[array_kernels.PLAN_OP] = int(self._op)
-        self._memory.append(plan)
-        return int(plan.ctypes.data)
+def _plan(table: _PlanTable, operation: Operation, op: ReduceOp, dtype: np.dtype) -> int:
+    try:
+        return table[op][dtype]
+    except KeyError:
+        table[op][dtype] = _make_plan(operation, op, dtype) if _is_usual(dtype) else 0
+        return table[op][dtype]
+
+
+def _make_plan(operation: Operation, op: ReduceOp, dtype: np.dtype) -> int:
+    element = element_type_of(dtype)
+    try:
+        check_reducible(element, op, "")
+    except InvalidType:
+        return 0
+    plan = np.zeros(array_kernels.PLAN_WORDS, np.int64)
+    plan[array_kernels.PLAN_SIGNATURE] = operation | element << 8 | op << 16
+    plan[array_kernels.PLAN_ITEM_BYTES] = dtype.itemsize
+    plan[array_kernels.PLAN_FOLD] = fold_address(element)
+    plan[array_kernels.PLAN_OP] = int(op)
+    _plan_memory.append(plan)
+    return int(plan.ctypes.data)
 
 
 _MOVES = _Moves()
-_PLANS, _REDUCE_PLANS, _REDUCE_SCATTER_PLANS = (
-    [_Plans(operation, op) for op in sorted(ReduceOp)]
-    for operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
-)
+_PLANS: _PlanTable = [{} for _ in ReduceOp]
+_REDUCE_PLANS: _PlanTable = [{} for _ in ReduceOp]
+_REDUCE_SCATTER_PLANS: _PlanTable = [{} for _ in ReduceOp]
 # As plain integers: arithmetic on an enumeration's members is slower, and Numba is slow to tell their type.
 _BARRIER, _BROADCAST, _GATHER = int(Operation.BARRIER), int(Operation.BROADCAST), int(Operation.GATHER)
 _ALL_GATHER, _SCATTER, _ALL_TO_ALL = int(Operation.ALL_GATHER), int(Operation.SCATTER), int(Operation.ALL_TO_ALL)
