@@ -206,7 +206,8 @@ def _bool_fold() -> Any:
     return fold
 
 
-def _half_fold() -> Any:
+def _narrow_fold(brain: bool) -> Any:
+    """float16, or bfloat16 (the `brain` float): widened, added up in float32, and narrowed once at the end."""
     tile = TILE_BYTES // 8  # half the scratch is the accumulator, half the widened source
 
     def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
@@ -214,48 +215,20 @@ def _half_fold() -> Any:
             width = min(tile, count - start)
             accumulator = carray(pointer_to(scratch, np.float32), width)
             value = carray(pointer_to(scratch + 4 * tile, np.float32), width)
-            first = carray(pointer_to(load(sources) + start * 2, np.uint16), width)
-            for i in range(width):
-                accumulator[i] = half_to_float(first[i])
-            for r in range(1, n):
+            for r in range(n):
                 source = carray(pointer_to(load(sources + 8 * r) + start * 2, np.uint16), width)
+                widened = accumulator if r == 0 else value
                 for i in range(width):
-                    value[i] = half_to_float(source[i])
-                _arithmetic(accumulator, value, op)
-                _ordered(accumulator, value, op)
+                    widened[i] = bfloat_to_float(source[i]) if brain else half_to_float(source[i])
+                if r > 0:
+                    _arithmetic(accumulator, value, op)
+                    _ordered(accumulator, value, op)
             if op == _AVG:
                 for i in range(width):
                     accumulator[i] /= np.float32(n)
             result = carray(pointer_to(out + start * 2, np.uint16), width)
             for i in range(width):
-                result[i] = float_to_half(accumulator[i])
-
-    return fold
-
-
-def _bfloat_fold() -> Any:
-    tile = TILE_BYTES // 8
-
-    def fold(out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
-        for start in range(0, count, tile):
-            width = min(tile, count - start)
-            accumulator = carray(pointer_to(scratch, np.float32), width)
-            value = carray(pointer_to(scratch + 4 * tile, np.float32), width)
-            first = carray(pointer_to(load(sources) + start * 2, np.uint16), width)
-            for i in range(width):
-                accumulator[i] = bfloat_to_float(first[i])
-            for r in range(1, n):
-                source = carray(pointer_to(load(sources + 8 * r) + start * 2, np.uint16), width)
-                for i in range(width):
-                    value[i] = bfloat_to_float(source[i])
-                _arithmetic(accumulator, value, op)
-                _ordered(accumulator, value, op)
-            if op == _AVG:
-                for i in range(width):
-                    accumulator[i] /= np.float32(n)
-            result = carray(pointer_to(out + start * 2, np.uint16), width)
-            for i in range(width):
-                result[i] = float_to_bfloat(accumulator[i])
+                result[i] = float_to_bfloat(accumulator[i]) if brain else float_to_half(accumulator[i])
 
     return fold
 
@@ -277,9 +250,9 @@ def _source(element: ElementType) -> Any:
     if element is ElementType.BOOL:
         return _bool_fold()
     if element is ElementType.FLOAT16:
-        return _half_fold()
+        return _narrow_fold(brain=False)
     if element is ElementType.BFLOAT16:
-        return _bfloat_fold()
+        return _narrow_fold(brain=True)
     numpy_type = getattr(np, element.label)
     if element in (ElementType.FLOAT32, ElementType.FLOAT64):
         return _float_fold(numpy_type)
