@@ -31,7 +31,6 @@ from numba import njit
 from neuraxis.comm.atomics import (
     call_fold,
     copy_bytes,
-    fetch_add,
     load,
     load_acquire,
     load_ordered,
@@ -87,7 +86,7 @@ PREFETCHED_BYTES = 16384
 
 
 @njit
-def _line(state: int, rank: int, round_number: int) -> int:
+def line_address(state: int, rank: int, round_number: int) -> int:
     base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
     return base + (round_number & 1) * LINE_BYTES
 
@@ -98,7 +97,7 @@ def _slot(state: int, rank: int, round_number: int) -> int:
 
 
 @njit
-def _lengths(state: int, rank: int, round_number: int) -> int:
+def lengths_address(state: int, rank: int, round_number: int) -> int:
     base = load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + LENGTHS
     return base + (round_number & 1) * 16 * load(state + 8 * SIZE)
 
@@ -107,7 +106,7 @@ def _lengths(state: int, rank: int, round_number: int) -> int:
 def _publish(state: int, signature: int, count: int, needed: int) -> None:
     rank = load(state + 8 * RANK)
     current = load(state + 8 * ROUND) + 1
-    line = _line(state, rank, current)
+    line = line_address(state, rank, current)
     store(line + SIGNATURE, signature)
     store(line + COUNT, count)
     store(line + NEEDED, needed)
@@ -126,7 +125,7 @@ def _wait_for_all(state: int) -> int:
     yields = load(state + 8 * YIELDS)
     rank = load(state + 8 * WAIT_RANK)
     while rank < size:
-        flag = _line(state, rank, current) + FLAG
+        flag = line_address(state, rank, current) + FLAG
         if load_acquire(flag) < current:
             tries = 0
             while load_acquire(flag) < current:
@@ -147,7 +146,7 @@ def _wait_for_all(state: int) -> int:
 def _same_call(state: int, signature: int, count: int, check_count: bool) -> int:
     current = load(state + 8 * ROUND) + 1
     for rank in range(load(state + 8 * SIZE)):
-        line = _line(state, rank, current)
+        line = line_address(state, rank, current)
         if load(line + SIGNATURE) != signature or (check_count and load(line + COUNT) != count):
             store(state + 8 * WAIT_RANK, rank)
             return MISMATCH
@@ -219,7 +218,7 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
                     copy_bytes(target, load(send_address + 8 * to) + offset, width)
                     written = True
             if step == 0:
-                lengths = _lengths(state, rank, current)
+                lengths = lengths_address(state, rank, current)
                 for other in range(size):
                     store(lengths + 8 * other, load(send_bytes + 8 * other))
                     store(lengths + 8 * (size + other), load(receive_bytes + 8 * other))
@@ -238,13 +237,13 @@ def exchange(state: int, signature: int, count: int, same_count: bool, shared: b
                 return MISMATCH
             steps = 1
             for other in range(size):
-                lengths = _lengths(state, other, current)
+                lengths = lengths_address(state, other, current)
                 if load(lengths + 8 * rank) != load(receive_bytes + 8 * other) or load(
                     lengths + 8 * (size + rank)
                 ) != load(send_bytes + 8 * other):
                     store(state + 8 * WAIT_RANK, other)
                     return MISMATCH
-                steps = max(steps, load(_line(state, other, current) + NEEDED))
+                steps = max(steps, load(line_address(state, other, current) + NEEDED))
             store(state + 8 * STEPS, steps)
         for source in range(size):
             width = min(window, load(receive_bytes + 8 * source) - offset)
@@ -297,13 +296,15 @@ def _all_reduce_at_once(state: int, signature: int, address: int, count: int, nb
     # A few bytes travel in the line of the flag itself, which the others read anyway.
     in_line = nbytes <= LINE_BYTES - IN_LINE
     if load(state + 8 * PUBLISHED) == 0:
-        copy_bytes(_line(state, rank, current) + IN_LINE if in_line else _slot(state, rank, current), address, nbytes)
+        copy_bytes(
+            line_address(state, rank, current) + IN_LINE if in_line else _slot(state, rank, current), address, nbytes
+        )
         _publish(state, signature, count, 1)
     if _wait_for_all(state) != DONE:
         return WAITING
     sources = load(state + 8 * SOURCES)
     for source in range(size):
-        values = _line(state, source, current) + IN_LINE if in_line else _slot(state, source, current)
+        values = line_address(state, source, current) + IN_LINE if in_line else _slot(state, source, current)
         store(sources + 8 * source, values)
         if not in_line and source != rank:
             # All lines at once: one after the other, each would be waited for.
@@ -420,7 +421,7 @@ def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: in
                 if nbytes > 0:
                     place += window
             if step == 0:
-                lengths = _lengths(state, rank, current)
+                lengths = lengths_address(state, rank, current)
                 for other in range(size):
                     store(lengths + 8 * other, load(send_bytes + 8 * other))
             store(state + 8 * STEPS, max(1, (longest + window - 1) // window))
@@ -432,7 +433,7 @@ def reduce_pieces(state: int, signature: int, item_bytes: int, fold: int, op: in
                 return MISMATCH
             for other in range(size):
                 for to in range(size):
-                    if load(_lengths(state, other, current) + 8 * to) != load(send_bytes + 8 * to):
+                    if load(lengths_address(state, other, current) + 8 * to) != load(send_bytes + 8 * to):
                         store(state + 8 * WAIT_RANK, other)
                         return MISMATCH
         width = min(window, own - offset)
@@ -466,67 +467,3 @@ def reduce(state: int, signature: int, root: int, address: int, count: int, item
 def fold_now(fold: int, out: int, sources: int, n: int, count: int, op: int, scratch: int) -> None:
     """Call a fold on memory of this process."""
     call_fold(fold, out, sources, n, count, op, scratch)
-
-
-# --- sleeping --------------------------------------------------------------------------------------
-
-
-@compiled
-def flag_word(state: int, rank: int) -> int:
-    """The address of the flag of `rank` that this round waits for."""
-    return _line(state, rank, load(state + 8 * ROUND) + 1) + FLAG
-
-
-@compiled
-def count_sleeper(state: int, rank: int, change: int) -> int:
-    """Announce (+1) or withdraw (-1) that this rank sleeps on the flags of `rank`; the flag as it is then.
-
-    Sequentially consistent, so that either the publisher sees the sleeper or the sleeper sees the flag.
-    """
-    fetch_add(load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE) + SLEEPERS, change)
-    return load_ordered(flag_word(state, rank))
-
-
-# --- looking at others, for errors -----------------------------------------------------------------
-
-
-@njit
-def _block(state: int, rank: int) -> int:
-    return load(state + 8 * CONTROL) + rank * load(state + 8 * CONTROL_STRIDE)
-
-
-@compiled
-def flag_of(state: int, rank: int) -> int:
-    """The round that `rank` has published, as far as the current one is concerned."""
-    return load_acquire(flag_word(state, rank))
-
-
-@compiled
-def header_of(state: int, rank: int) -> tuple[int, int]:
-    """Signature and count of the call that `rank` has published for the current round."""
-    line = _line(state, rank, load(state + 8 * ROUND) + 1)
-    return load(line + SIGNATURE), load(line + COUNT)
-
-
-@compiled
-def lengths_of(state: int, rank: int) -> tuple[int, int]:
-    """How many bytes `rank` sends to this rank in the current round's operation, and expects from it."""
-    lengths = _lengths(state, rank, load(state + 8 * ROUND) + 1)
-    me = load(state + 8 * RANK)
-    return load(lengths + 8 * me), load(lengths + 8 * (load(state + 8 * SIZE) + me))
-
-
-@compiled
-def get_status(state: int, rank: int) -> int:
-    """What `rank` says of itself."""
-    return load_acquire(_block(state, rank) + STATUS)
-
-
-@compiled
-def set_status(state: int, rank: int, status: int) -> None:
-    """Say of this rank that it is present, has left or has failed, and wake those who wait for it."""
-    block = _block(state, rank)
-    store_ordered(block + STATUS, status)
-    if load_ordered(block + SLEEPERS) != 0:
-        wake_all(block + FLAG)
-        wake_all(block + LINE_BYTES + FLAG)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 import numpy as np
 
-from neuraxis.comm import arena, kernels
+from neuraxis.comm import arena, kernels, presence
 from neuraxis.comm.array_kernels import array_layout_is_known
-from neuraxis.comm.backend import Backend, Exchange, Operation, Request, describe_call
+from neuraxis.comm.backend import Backend, Exchange, Operation, Request
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.folds import TILE_BYTES, fold_address
 from neuraxis.comm.futex import sleep_on_word
@@ -32,22 +32,20 @@ from neuraxis.comm.gathering import (
     reduce_by_gathering,
     reduce_scatter_by_gathering,
 )
-from neuraxis.comm.liveness import Ending, ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.mailbox import Endpoint
 from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.comm.rings import DOORBELL_BYTES, RING_COUNTERS_BYTES, ring_bytes
 from neuraxis.comm.short_ways import ShortWays
+from neuraxis.comm.verdicts import FAILED, LEFT, PRESENT, Verdicts
 from neuraxis.compiled import after_the_first
-from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, NeuraxisError, PeerLost
+from neuraxis.errors import NeuraxisError
 from neuraxis.machine import usable_cores
 
 __all__ = ["ShmBackend"]
 
 _SLOT_BYTES = 512 * 1024  # a chunk and its double stay in the second-level cache
 _NAP_SECONDS = 0.05  # how long a sleeper sleeps before it looks whether the others live
-
-# What a rank says of itself in its control block.
-_PRESENT, _LEFT, _FAILED = 0, 1, 2
 
 _NO_ROOT = -1
 
@@ -88,6 +86,7 @@ class ShmBackend(Backend):
         _warm_up()
         self._segment, self._watch = self._meet(exchange, slot_bytes)
         self._lay_out()
+        self._verdicts = Verdicts(self._state, rank, self._world_ranks, label)
         self._interruption: NeuraxisError | None = None
         self._endpoint = Endpoint(self, ring_bytes(size), _patience(size), self._check_peer, self._expire_transfer)
 
@@ -323,11 +322,11 @@ class ShmBackend(Backend):
         self._interruption = error
 
     def poison(self, error: BaseException) -> None:
-        kernels.set_status(self._state_address, self.rank, _FAILED)
+        presence.set_status(self._state_address, self.rank, FAILED)
 
     def close(self) -> None:
         self._endpoint.close()
-        kernels.set_status(self._state_address, self.rank, _LEFT)
+        presence.set_status(self._state_address, self.rank, LEFT)
         self._watch.close()
         self._segment.close()
 
@@ -349,26 +348,26 @@ class ShmBackend(Backend):
             self._sleep(operation, deadline)
             status = kernel(self._state_address, *arguments)
         if status == kernels.MISMATCH:
-            raise self._mismatch()
+            raise self._verdicts.mismatch()
 
     def _sleep(self, operation: Operation, deadline: float) -> None:
         rank = int(self._state[kernels.WAIT_RANK])
         wanted = int(self._state[kernels.ROUND]) + 1
-        seen = kernels.count_sleeper(self._state_address, rank, 1)
+        seen = presence.count_sleeper(self._state_address, rank, 1)
         try:
             if seen < wanted:
-                word = kernels.flag_word(self._state_address, rank)
+                word = presence.flag_word(self._state_address, rank)
                 sleep_on_word(word, seen, max(0.0, min(_NAP_SECONDS, deadline - time.monotonic())))
         finally:
-            seen = kernels.count_sleeper(self._state_address, rank, -1)
+            seen = presence.count_sleeper(self._state_address, rank, -1)
         if seen >= wanted:
             return
         self._endpoint.progress()  # somebody may need a message from us before they can come
         self._check_ranks(operation.label, None, wanted)
         if time.monotonic() >= deadline:
-            missing = [r for r in range(self.size) if kernels.flag_of(self._state_address, r) < wanted]
+            missing = [r for r in range(self.size) if presence.flag_of(self._state_address, r) < wanted]
             if missing:
-                raise self._timeout(operation.label, missing, self.timeout)
+                raise self._verdicts.timeout(operation.label, missing, self.timeout)
 
     def _check_ranks(self, what: str, only: int | None, wanted: int) -> None:
         """Raise PeerLost if a rank that is waited for is dead, has left, or has given up."""
@@ -378,13 +377,13 @@ class ShmBackend(Backend):
         for rank in range(self.size):
             if rank == self.rank or only not in (None, rank):
                 continue
-            status = kernels.get_status(self._state_address, rank)
-            if status == _PRESENT and rank not in ended:
+            status = presence.get_status(self._state_address, rank)
+            if status == PRESENT and rank not in ended:
                 continue
             # It may have published, and only then gone: what it owed to this operation is here.
-            if wanted and kernels.flag_of(self._state_address, rank) >= wanted:
+            if wanted and presence.flag_of(self._state_address, rank) >= wanted:
                 continue
-            raise self._lost(what, rank, status, ended.get(rank))
+            raise self._verdicts.lost(what, rank, status, ended.get(rank))
 
     def _check_peer(self, what: str, peer: int | None) -> None:
         if self._interruption is not None:
@@ -395,70 +394,9 @@ class ShmBackend(Backend):
             return
         self._check_ranks(what, peer, 0)
 
-    def _lost(self, what: str, rank: int, status: int, ending: Ending | None) -> PeerLost:
-        sequence = int(self._state[kernels.SEQUENCE])
-        if status == _FAILED:
-            how = "gave up on this group after an error of its own"
-        elif status == _LEFT:
-            how = "has shut down its context" + (f" and {ending}" if ending is not None else "")
-        else:
-            how = str(ending)
-        ending = ending or Ending()
-        return PeerLost(
-            f"rank {self._world_ranks[rank]} {how}; noticed in {what}, operation {sequence} of the {self.label}. "
-            "Shut this context down; a new one can be started with the ranks that are left",
-            rank=self._world_ranks[rank],
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            operation=what,
-            sequence=sequence,
-        )
-
-    def _timeout(self, what: str, missing: list[int], timeout: float) -> CollectiveTimeout:
-        sequence = int(self._state[kernels.SEQUENCE])
-        ranks = [self._world_ranks[rank] for rank in missing]
-        names = ", ".join(map(str, ranks))
-        return CollectiveTimeout(
-            f"rank{'s' if len(ranks) > 1 else ''} {names} did not arrive within {timeout:g} s: alive, but stopped, "
-            f"stuck or elsewhere; waited for in {what}, operation {sequence} of the {self.label}",
-            rank=ranks[0],
-            operation=what,
-            sequence=sequence,
-        )
-
     def _expire_transfer(self, what: str, peer: int | None, timeout: float) -> NoReturn:
         missing = [peer] if peer is not None else [r for r in range(self.size) if r != self.rank]
-        raise self._timeout(what, missing, timeout)
-
-    def _mismatch(self) -> NeuraxisError:
-        rank = int(self._state[kernels.WAIT_RANK])
-        mine = self._call_of(self.rank)
-        theirs = self._call_of(rank)
-        sequence = int(self._state[kernels.SEQUENCE])
-        me, other = self._world_ranks[self.rank], self._world_ranks[rank]
-        detail = ""
-        if mine == theirs:
-            sends, expects = kernels.lengths_of(self._state_address, rank)
-            detail = f" (it sends this rank {sends} bytes and expects {expects} from it)"
-        return CollectiveMismatch(
-            f"rank {other} called {theirs}{detail} while rank {me} called {mine}: "
-            f"operation {sequence} of the {self.label}. "
-            "All ranks of a group must make the same calls in the same order",
-            rank=other,
-            mine=mine,
-            theirs=theirs,
-        )
-
-    def _call_of(self, rank: int) -> str:
-        signature, count = kernels.header_of(self._state_address, rank)
-        root = (signature >> 24) - 1
-        return describe_call(
-            Operation(signature & 0xFF),
-            ElementType(signature >> 8 & 0xFF),
-            ReduceOp(signature >> 16 & 0xFF),
-            self._world_ranks[root] if root >= 0 else _NO_ROOT,
-            count,
-        )
+        raise self._verdicts.timeout(what, missing, timeout)
 
 
 def _pack(
@@ -509,9 +447,9 @@ def _run_every_kernel() -> None:
     }.items():
         state[word] = value
     address, one = int(state.ctypes.data), np.zeros(1, np.float32)
-    kernels.count_sleeper(address, 0, 0)
-    kernels.set_status(address, 0, kernels.get_status(address, 0))
-    kernels.flag_of(address, 0)
+    presence.count_sleeper(address, 0, 0)
+    presence.set_status(address, 0, presence.get_status(address, 0))
+    presence.flag_of(address, 0)
     kernels.exchange(address, 1, 0, True, True)
     if array_layout_is_known():
         ways = ShortWays(address, 1, 0, memoryview(objects.data), _never, threading.Lock(), _never)
