@@ -133,7 +133,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> Backend:
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> Backend:
         """A backend for some ranks of this group, called by exactly those ranks; `exchange` is among them."""
 
     @abstractmethod

@@ -64,6 +64,7 @@ class Buffer(msgspec.Struct):
         if self.nbytes == 0:
             return np.empty(0, np.uint8)
         memory = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        memory.owner = self.memory  # type: ignore[attr-defined]  # what is under way in a library keeps it alive
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def numpy(self) -> np.ndarray:

@@ -17,6 +17,8 @@ __all__ = ["CallOrder"]
 
 _T = TypeVar("_T")
 
+_PATIENCE_S = 2.0  # how long a group that is destroyed waits for a call under way
+
 
 class CallOrder:
     """Makes a group's calls on its backend.
@@ -32,6 +34,7 @@ class CallOrder:
         self._backend: Backend | None = backend
         self._lock = threading.Lock()
         self._runner: OrderedRunner | None = None
+        self._doomed: Backend | None = None  # to be closed by the call that is still in it
         self._short_ways = backend.short_ways(self._lock, self.fail)
         # How plain NumPy arrays can do without all this, while nothing is queued and nothing has failed.
         self.short_ways: ShortWays | None = self._short_ways
@@ -48,8 +51,8 @@ class CallOrder:
             return None
         self.usable_backend()
         if runner is None:
-            runner = self._runner = OrderedRunner(f"neuraxis-{self.name}", self._restore_short_ways)
-        self.short_ways = None
+            name = f"neuraxis-{self.name}"
+            runner = self._runner = OrderedRunner(name, self._suspend_short_ways, self._restore_short_ways)
         work = runner.submit(method, lambda: self._run(method, arguments, written))
         if async_op:
             return work
@@ -83,12 +86,15 @@ class CallOrder:
         self._retire_short_ways()
         if self._backend is not None:
             self._backend.poison(error)
+        if self._doomed is not None:
+            self._doomed.close()
+            self._doomed = None
 
     def usable_backend(self) -> Backend:
         backend = self._backend
-        if backend is None:
-            raise CommunicatorClosed(f"{self.name} is closed: it was destroyed, or its context was shut down")
         if self.error is None:
+            if backend is None:
+                raise CommunicatorClosed(f"{self.name} is closed: it was destroyed, or its context was shut down")
             return backend
         if isinstance(self.error, NeuraxisError):
             again = copy.copy(self.error)
@@ -97,6 +103,9 @@ class CallOrder:
         raise CommunicatorClosed(
             f"{self.name} was interrupted in an operation ({type(self.error).__name__}) and can only be destroyed"
         ) from self.error
+
+    def _suspend_short_ways(self) -> None:
+        self.short_ways = None
 
     def _restore_short_ways(self) -> None:
         if self.error is None and self._backend is not None:
@@ -111,11 +120,17 @@ class CallOrder:
         """Finish what is queued, then free everything. Can be called again, and after a failure."""
         if self._runner is not None:
             self._runner.stop()
-        with self._lock:  # not while another thread is in a call
-            backend, self._backend = self._backend, None
-            self._retire_short_ways()
-        if backend is not None:
-            backend.close()
+        # Not while a call is under way: the call's memory would be gone. If one is, in another thread or below the
+        # signal handler that has called us, it closes the backend when it ends in the error that it was told.
+        idle = self._lock.acquire(timeout=_PATIENCE_S)
+        backend, self._backend = self._backend, None
+        self._retire_short_ways()
+        if idle:
+            self._lock.release()
+            if backend is not None:
+                backend.close()
+        else:
+            self._doomed = backend
 
     def abort(self) -> None:
         """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed."""
@@ -131,5 +146,6 @@ class CallOrder:
         self._retire_short_ways()
         self.error = error
         self._lock = threading.Lock()  # another thread of the parent may have held it
-        if self._backend is not None:
-            self._backend.abandon()
+        backend, self._backend, self._runner = self._backend, None, None
+        if backend is not None:
+            backend.abandon()

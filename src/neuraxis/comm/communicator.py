@@ -7,6 +7,7 @@ into buffers, calls are put in order, and failures are remembered; moving the da
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,8 +41,17 @@ class Communicator(ObjectForms):
     """
 
     def __init__(
-        self, backend: Backend, ranks: Sequence[int], timeout: float, name: str, allow_pickle: bool = False
+        self,
+        backend: Backend,
+        ranks: Sequence[int],
+        timeout: float,
+        name: str,
+        allow_pickle: bool = False,
+        family: weakref.WeakSet[Communicator] | None = None,
     ) -> None:
+        # A group and all that were made from it: they end together.
+        self.family: weakref.WeakSet[Communicator] = weakref.WeakSet() if family is None else family
+        self.family.add(self)
         self.backend_name = backend.name
         self.rank = backend.rank
         self.size = backend.size
@@ -301,10 +311,10 @@ class Communicator(ObjectForms):
         if self.ranks[self.rank] not in members:
             return NonMember(members, self.ranks[self.rank], _OPERATIONS)
         group_ranks = [self.ranks.index(rank) for rank in members]
-        backend = self._calls.guarded(
-            lambda backend: backend.split(group_ranks, self._exchange_among(group_ranks), members)
-        )
-        return Communicator(backend, members, timeout or self.timeout, name, self.allow_pickle)
+        limit = timeout or self.timeout
+        exchange = self._exchange_among(group_ranks)
+        backend = self._calls.guarded(lambda backend: backend.split(group_ranks, exchange, members, limit))
+        return Communicator(backend, members, limit, name, self.allow_pickle, self.family)
 
     def _members(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         members = sorted(ranks if ranks is not None else self.ranks)

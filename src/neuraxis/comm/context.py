@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -96,7 +95,6 @@ class DistributedContext:
         self.check_calls = check_calls
         self._requested = (rank, world_size)
         self._world: Communicator | None = None
-        self._groups: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._state: Literal["new", "open", "closed"] = "new"
 
     def __repr__(self) -> str:
@@ -145,7 +143,8 @@ class DistributedContext:
         if _current is self:
             _current = world = None
         assert self._world is not None
-        for communicator in [*self._groups, self._world]:
+        # The world last: what is under way in a group may need its messages.
+        for communicator in sorted(self._world.family, key=lambda communicator: communicator is self._world):
             end(communicator)
 
     def __enter__(self) -> DistributedContext:
@@ -190,10 +189,7 @@ class DistributedContext:
 
     def new_group(self, ranks: Any = None, timeout: float | None = None) -> Communicator | NonMember:
         """A group of some ranks; every rank of the world makes this call (see Communicator.new_group)."""
-        group = self.world.new_group(ranks, timeout)
-        if isinstance(group, Communicator):
-            self._groups.add(group)
-        return group
+        return self.world.new_group(ranks, timeout)
 
     # --- how the ranks meet ---------------------------------------------------------------------
 
@@ -347,9 +343,8 @@ def _after_fork_in_child() -> None:
     error = ForkedProcess(
         f"this process was forked from process {_forked_from}, whose group this is; only that process can use it"
     )
-    for communicator in [*context._groups, context._world]:
-        if communicator is not None:
-            communicator.abandon(error)
+    for communicator in list(context._world.family) if context._world is not None else ():
+        communicator.abandon(error)
 
 
 def _at_exit() -> None:

@@ -13,6 +13,7 @@ import select
 import signal as signals
 import struct
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class ProcessWatch:
         self._descriptors: dict[int, int] = {}  # descriptor → key
         self._poll = select.poll() if hasattr(os, "pidfd_open") else None
         self._ended: dict[int, Ending] = {}
+        self._lock = threading.Lock()  # a poll object cannot be used by two threads at once
         for key, process in processes.items():
             self._watch(key, process)
 
@@ -88,6 +90,11 @@ class ProcessWatch:
 
     def ended(self) -> dict[int, Ending]:
         """Those that have ended so far, by key."""
+        with self._lock:
+            self._look()
+            return dict(self._ended)
+
+    def _look(self) -> None:
         if self._poll is not None:
             for descriptor, _ in self._poll.poll(0):
                 key = self._descriptors.pop(descriptor)
@@ -98,13 +105,14 @@ class ProcessWatch:
             for key, process in self._processes.items():
                 if key not in self._ended and not _exists(process):
                     self._ended[key] = Ending()
-        return self._ended
 
     def close(self) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
-        self._processes = {}
+        with self._lock:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
+            self._processes = {}
+            self._poll = None
 
 
 def _exists(process: ProcessIdentity) -> bool:

@@ -56,7 +56,9 @@ class LocalBackend(Backend):
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         return self._messages.ireceive(buffer, tag)
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> LocalBackend:
+    def split(
+        self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float
+    ) -> LocalBackend:
         return LocalBackend()
 
     def close(self) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -35,7 +36,7 @@ from neuraxis.comm.rings import (
     ring_write,
     send_message,
 )
-from neuraxis.errors import CollectiveMismatch, NeuraxisError
+from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, NeuraxisError
 
 __all__ = ["Endpoint"]
 
@@ -127,12 +128,14 @@ class Endpoint:
         self._header_words = memoryview(self._header.data)
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._users = 0  # threads that wait for, or look at, a transfer
 
     # --- what a caller does ---
 
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
         transfer = _Transfer(self, buffer, to, tag, "send")
         with self._lock:
+            self._check_open()
             transfer.header[:] = (tag, buffer.nbytes, int(buffer.element), self._sequence)
             self._sequence += 1
             self._queue(transfer, to, 0)
@@ -142,6 +145,7 @@ class Endpoint:
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         transfer = _Transfer(self, buffer, source, tag, "receive")
         with self._lock:
+            self._check_open()
             self._post(transfer)
         self.progress()
         return transfer
@@ -150,11 +154,12 @@ class Endpoint:
         """Send and wait: in compiled code while the reader keeps up, as any other transfer after that."""
         rings = self._rings
         with self._lock:
+            self._check_open()
             words = self._header_words
             words[0], words[1], words[2], words[3] = tag, buffer.nbytes, int(buffer.element), self._sequence
             self._sequence += 1
             written = 0
-            if to != rings.rank and to not in self._sends and not self._closed:
+            if to != rings.rank and to not in self._sends:
                 counters, data, doorbell = self._outgoing.get(to) or self._open(to)
                 written = send_message(
                     counters,
@@ -171,18 +176,19 @@ class Endpoint:
             transfer = _Transfer(self, buffer, to, tag, "send")
             transfer.header[:] = self._header
             self._queue(transfer, to, written)
-        self.wait(transfer, timeout)
+        self._wait_or_forget(transfer, timeout)
 
     def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
         """Receive and wait, likewise; the rank it came from."""
         incoming = self._incoming.get(source) if source is not None else None
         with self._lock:
+            self._check_open()
             read = 0
             if (
                 incoming is not None
                 and source is not None
                 and incoming.header_done == 0
-                and not (self._receives or self._unexpected or self._closed)
+                and not (self._receives or self._unexpected)
             ):
                 read = receive_message(
                     incoming.counters,
@@ -205,8 +211,15 @@ class Endpoint:
                 incoming.transfer = transfer
             else:
                 self._post(transfer)
-        self.wait(transfer, timeout)
+        self._wait_or_forget(transfer, timeout)
         return transfer.source
+
+    def _wait_or_forget(self, transfer: _Transfer, timeout: float) -> None:
+        try:
+            self.wait(transfer, timeout)
+        except BaseException:
+            self.forget(transfer)
+            raise
 
     def progress(self) -> bool:
         """Move whatever can be moved now; whether anything was."""
@@ -222,6 +235,23 @@ class Endpoint:
 
     def test(self, transfer: _Transfer) -> bool:
         """Whether a transfer is finished; raises if it failed, or never can be because the other side is gone."""
+        with self._inside():
+            return self._test(transfer)
+
+    def wait(self, transfer: _Transfer, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with self._inside():
+            idle = 0
+            while idle < _PATIENCE and not transfer.finished:
+                idle = 0 if self.progress() else idle + 1
+            while not self._test(transfer):
+                self._sleep()
+                if time.monotonic() >= deadline and not self._test(transfer):
+                    self._expire(transfer.what, transfer.peer, timeout)
+
+    def _test(self, transfer: _Transfer) -> bool:
+        if not transfer.finished:
+            self._check_open()
         self.progress()
         if not transfer.finished:
             try:
@@ -235,32 +265,54 @@ class Endpoint:
             raise transfer.error
         return transfer.finished
 
-    def wait(self, transfer: _Transfer, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        idle = 0
-        while idle < _PATIENCE and not transfer.finished:
-            idle = 0 if self.progress() else idle + 1
-        while not self.test(transfer):
-            self._sleep()
-            if time.monotonic() >= deadline and not self.test(transfer):
-                self._expire(transfer.what, transfer.peer, timeout)
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """While somebody is in here, the memory stays mapped: `close` waits for it."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicatorClosed("this group is closed: no message can be sent or received any more")
 
     def keep_going(self) -> None:
         """Let a thread finish what is under way while nobody waits for it."""
         with self._lock:
-            busy = any(self._sends.values()) or bool(self._receives)
-            if busy and self._thread is None and not self._closed:
+            if self._is_busy() and self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="neuraxis-mailbox", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """End what is under way with CommunicatorClosed; whether nobody uses the memory any more."""
+        error = CommunicatorClosed("the group was closed while this message was under way")
         with self._lock:
             self._closed = True
             thread = self._thread
+            pending = [*self._receives, *(transfer for queue in self._sends.values() for transfer in queue)]
+            pending += [incoming.transfer for incoming in self._incoming.values() if incoming.transfer is not None]
+            for transfer in pending:
+                transfer.error, transfer.finished = error, True
+        ring_doorbell(self._rings.doorbell(self._rings.rank))
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        # Those inside have been woken, and look at least every 50 ms; one below a signal handler that has called us
+        # cannot leave before we do.
+        deadline = time.monotonic() + 2.0
+        while self._users and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self._users == 0
 
     # --- how bytes move ---
+
+    def _is_busy(self) -> bool:
+        """Whether a message is on its way out, is asked for, or has come in part."""
+        incoming = any(incoming.header_done for incoming in self._incoming.values())
+        return bool(self._sends) or bool(self._receives) or incoming
 
     def _open(self, to: int) -> tuple[int, int, int]:
         """The writing end of the ring to a rank; its memory is taken now."""
@@ -293,7 +345,7 @@ class Endpoint:
         while True:
             moved = self.progress()
             with self._lock:
-                if self._closed or not (any(self._sends.values()) or self._receives):
+                if self._closed or not self._is_busy():
                     self._thread = None
                     return
             if not moved:

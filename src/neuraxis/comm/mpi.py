@@ -24,9 +24,12 @@ from neuraxis.comm.gathering import (
     reduce_scatter_by_gathering,
 )
 from neuraxis.comm.reduction import ElementType, ReduceOp
-from neuraxis.errors import BackendUnavailable, CollectiveTimeout, PeerLost
+from neuraxis.errors import BackendUnavailable, CollectiveMismatch, CollectiveTimeout, PeerLost
 
 __all__ = ["MpiBackend", "require_mpi"]
+
+# Requests that were given up: MPI may still write to their memory, which they keep alive.
+_unfinished: list[Any] = []
 
 _WINDOW = 2**30  # bytes of one piece in one MPI call; well below what a 32-bit count can say
 
@@ -136,7 +139,7 @@ class MpiBackend(Backend):
         self._finish(what, *requests)
 
     def reduce_scatter(self, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp) -> None:
-        self._agreement.check(Operation.REDUCE_SCATTER, None, op, sends=[piece.nbytes for piece in inputs])
+        self._agreement.check(Operation.REDUCE_SCATTER, inputs[0], op, sends=[piece.nbytes for piece in inputs])
         if output.element not in _NATIVE or max(piece.nbytes for piece in inputs) > _WINDOW:
             reduce_scatter_by_gathering(self, output, inputs, op)
             return
@@ -161,12 +164,12 @@ class MpiBackend(Backend):
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> MpiBackend:
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> MpiBackend:
         group = self._comm.Get_group().Incl(list(ranks))
         members = self._comm.Create_group(group)
         group.Free()
         try:
-            return MpiBackend(self.timeout, members, world_ranks, self._check_calls)
+            return MpiBackend(timeout, members, world_ranks, self._check_calls)
         finally:
             members.Free()
 
@@ -181,18 +184,26 @@ class MpiBackend(Backend):
         deadline = time.monotonic() + limit
         status = self._mpi.Status()
         looks = 0
-        for request in requests:
-            while not self._translated(what, partial(request.Test, status)):
-                looks += 1
-                if looks > 1000:
-                    time.sleep(0 if looks < 2000 else 0.0002)
-                    if time.monotonic() > deadline:
-                        raise CollectiveTimeout(
-                            f"not all ranks arrived within {limit:g} s in {what}, operation {self._agreement.sequence}",
-                            operation=what,
-                            sequence=self._agreement.sequence,
-                        )
+        try:
+            for request in requests:
+                while not self._translated(what, partial(request.Test, status)):
+                    looks += 1
+                    if looks > 1000:
+                        time.sleep(0 if looks < 2000 else 0.0002)
+                        if time.monotonic() > deadline:
+                            raise self._late(what, limit)
+        except BaseException:
+            _unfinished.extend(requests)
+            raise
         return status
+
+    def _late(self, what: str, limit: float) -> CollectiveTimeout:
+        sequence = self._agreement.sequence
+        return CollectiveTimeout(
+            f"not all ranks arrived within {limit:g} s in {what}, operation {sequence}",
+            operation=what,
+            sequence=sequence,
+        )
 
     def _translated(self, what: str, call: Callable[[], Any]) -> Any:
         try:
@@ -243,7 +254,14 @@ class _MpiRequest(Request):
 
     def wait(self, timeout: float) -> None:
         status = self._backend._finish(self._what, *self._requests, timeout=timeout)
+        if self._what == "recv" and len(self._requests) == 1:
+            self._check_length(status.Get_count(self._backend._mpi.BYTE))
         self.source = status.Get_source() if self._peer is None else self._peer
+
+    def _check_length(self, received: int) -> None:
+        if received != self._keep.nbytes:
+            mine, theirs = f"recv({self._keep.nbytes} bytes)", f"send({received} bytes)"
+            raise CollectiveMismatch(f"a message of another length came: {theirs} to {mine}", mine=mine, theirs=theirs)
 
 
 def require_mpi() -> Any:

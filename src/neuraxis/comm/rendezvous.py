@@ -162,7 +162,10 @@ class Rendezvous:
     def exchange(self, content: bytes) -> list[bytes]:
         """Hand in this rank's bytes; everybody's, in rank order."""
         if self._hub is not None:
-            _send(self._hub, content)
+            try:
+                _send(self._hub, content)
+            except OSError:
+                pass  # rank 0 is gone; why, it may still have said
             return self._await_verdict(self._hub).contents
         contents = {0: content}
         with selectors.DefaultSelector() as selector:
@@ -246,7 +249,11 @@ class Rendezvous:
             refusal = f"there are two processes with rank {hello.rank}"
         if refusal:
             self._refuse(connection, refusal)
-        _send(connection, msgspec.msgpack.encode(_Verdict()))
+        try:
+            _send(connection, msgspec.msgpack.encode(_Verdict()))
+        except OSError:
+            connection.close()  # it gave up in this very moment
+            return
         self._connections[hello.rank] = connection
 
     def _refuse(self, connection: socket.socket, reason: str) -> NoReturn:

@@ -306,13 +306,13 @@ class ShmBackend(Backend):
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> ShmBackend:
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> ShmBackend:
         label = "group of ranks " + ", ".join(map(str, world_ranks))
         return ShmBackend(
             list(ranks).index(self.rank),
             len(ranks),
             exchange,
-            self.timeout,
+            timeout,
             world_ranks,
             label,
             self._slot_bytes,
@@ -325,10 +325,11 @@ class ShmBackend(Backend):
         presence.set_status(self._state_address, self.rank, FAILED)
 
     def close(self) -> None:
-        self._endpoint.close()
+        nobody_inside = self._endpoint.close()
         presence.set_status(self._state_address, self.rank, LEFT)
         self._watch.close()
-        self._segment.close()
+        if nobody_inside:  # else the memory goes with the process
+            self._segment.close()
 
     def abandon(self) -> None:
         self._watch.close()

@@ -65,12 +65,16 @@ class ShortWays:
         with self._lock:
             if self.retired:
                 return False
-            status = all_reduce_array(self._state, plan, id(array))
-            if status == _DONE:
-                return True
-            if status == _NOT_PLAIN:
-                return False
-            self._finish(status, Operation.ALL_REDUCE, all_reduce_array, (plan, id(array)))
+            try:  # from the first entry on: Ctrl-C may come as it returns, with a round half made
+                status = all_reduce_array(self._state, plan, id(array))
+                if status == _DONE:
+                    return True
+                if status == _NOT_PLAIN:
+                    return False
+                self._drive(status, Operation.ALL_REDUCE, all_reduce_array, plan, id(array))
+            except BaseException as error:
+                self._fail(error)
+                raise
         return True
 
     def reduce(self, array: np.ndarray, op: ReduceOp, root: int) -> bool:
@@ -186,22 +190,16 @@ class ShortWays:
     def _enter(self, operation: Operation, kernel: Callable[..., int], arguments: tuple[int, ...]) -> bool:
         if self.retired:
             return False
-        status = kernel(self._state, *arguments)
-        if status == _NOT_PLAIN:
-            return False
-        if status != _DONE:
-            self._finish(status, operation, kernel, arguments)
-        return True
-
-    def _finish(
-        self, status: int, operation: Operation, kernel: Callable[..., int], arguments: tuple[int, ...]
-    ) -> None:
-        """A kernel did not finish at once: wait for the others, or find out what is wrong."""
         try:
-            self._drive(status, operation, kernel, *arguments)
+            status = kernel(self._state, *arguments)
+            if status == _NOT_PLAIN:
+                return False
+            if status != _DONE:
+                self._drive(status, operation, kernel, *arguments)
         except BaseException as error:
             self._fail(error)
             raise
+        return True
 
 
 def _is_usual(dtype: np.dtype) -> bool:

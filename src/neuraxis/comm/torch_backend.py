@@ -198,7 +198,7 @@ class TorchBackend(Backend):
             start += piece.nbytes
 
     def reduce_scatter(self, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp) -> None:
-        self._agreement.check(Operation.REDUCE_SCATTER, None, op, sends=[piece.nbytes for piece in inputs])
+        self._agreement.check(Operation.REDUCE_SCATTER, inputs[0], op, sends=[piece.nbytes for piece in inputs])
         reduce_scatter_by_gathering(self, output, inputs, op)
 
     # --- messages -------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class TorchBackend(Backend):
         if to == self.rank:  # gloo has no connection to itself
             return self._own_messages.isend(buffer, tag)
         work = self._translated("send", lambda: self._group.send([_bytes(buffer)], to, tag))
-        return _TorchRequest(self, "send", work, to)
+        return _TorchRequest(self, "send", work, to, buffer)
 
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
         if source == self.rank:
@@ -216,16 +216,16 @@ class TorchBackend(Backend):
             work = self._translated("recv", lambda: self._group.recv_anysource([_bytes(buffer)], tag))
         else:
             work = self._translated("recv", lambda: self._group.recv([_bytes(buffer)], source, tag))
-        return _TorchRequest(self, "recv", work, source)
+        return _TorchRequest(self, "recv", work, source, buffer)
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int]) -> Backend:
+    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> Backend:
         return type(self)(
             list(ranks).index(self.rank),
             len(ranks),
             exchange,
-            self.timeout,
+            timeout,
             self._address,
             self._host_identity,
             world_ranks,
@@ -361,7 +361,8 @@ class NcclBackend(TorchBackend):
 class _TorchRequest(Request):
     """A message under way in torch's hands."""
 
-    def __init__(self, backend: TorchBackend, what: str, work: Any, peer: int | None) -> None:
+    def __init__(self, backend: TorchBackend, what: str, work: Any, peer: int | None, keep: Buffer) -> None:
+        self._keep = keep  # torch reads and writes this memory until the work is done
         self._backend = backend
         self._what = what
         self._work = work
@@ -431,7 +432,7 @@ def _bytes(buffer: Buffer) -> Any:
     import torch
 
     if buffer.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device=getattr(buffer.memory, "device", "cpu"))
     return buffer.torch().view(torch.uint8)
 
 

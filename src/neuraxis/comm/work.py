@@ -69,7 +69,11 @@ class Work:
             self._finished.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception as reason:  # a callback's own mistake must not stop the operations behind this one
+                details = (type(reason), reason, reason.__traceback__, threading.current_thread())
+                threading.excepthook(threading.ExceptHookArgs(details))
 
 
 class TransferWork(Work):
@@ -93,6 +97,7 @@ class TransferWork(Work):
                     self._finish(error)
                 raise
             except BaseException as error:
+                self.request.cancel()
                 self._finish(error)
                 raise
         return super().wait()
@@ -114,8 +119,9 @@ class TransferWork(Work):
 class OrderedRunner:
     """Runs calls one after another in a thread that exists only while there are any."""
 
-    def __init__(self, name: str, on_idle: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_busy: Callable[[], None], on_idle: Callable[[], None]) -> None:
         self._name = name
+        self._on_busy = on_busy
         self._on_idle = on_idle
         self._queue: deque[tuple[Work, Callable[[], None]]] = deque()
         self._condition = threading.Condition()
@@ -127,6 +133,7 @@ class OrderedRunner:
         work = Work(what)
         with self._condition:
             self.busy = True
+            self._on_busy()  # here, so that it cannot be overtaken by the last call's on_idle
             self._queue.append((work, call))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
