@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -250,7 +251,8 @@ class _MpiRequest(Request):
 
     def cancel(self) -> None:
         for request in self._requests:
-            request.Cancel()
+            with suppress(self._backend._mpi.Exception):  # it may be over already
+                request.Cancel()
 
     def wait(self, timeout: float) -> None:
         status = self._backend._finish(self._what, *self._requests, timeout=timeout)
