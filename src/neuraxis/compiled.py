@@ -28,7 +28,7 @@ try:
 except ImportError:  # Windows: every process compiles for itself the first time
     fcntl = None
 
-__all__ = ["after_the_first", "compiled", "compiled_c_function"]
+__all__ = ["after_the_first", "compiled", "compiled_c_function", "digest_of_sources"]
 
 Function = TypeVar("Function")
 
@@ -76,7 +76,7 @@ def after_the_first(source_file: str) -> Iterator[None]:
 
 
 @cache
-def _sources() -> bytes:
+def digest_of_sources() -> bytes:
     """A digest of all that machine code of this package can be made of."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
@@ -90,7 +90,7 @@ class _OfThePackage:
     """A way of Numba's to find a folder for a function, for this package's functions, with our idea of freshness."""
 
     def get_source_stamp(self) -> bytes:
-        return _sources()
+        return digest_of_sources()
 
 
 @cache

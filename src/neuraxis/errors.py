@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "AlreadyInitialized",
     "BackendUnavailable",
+    "CheckpointError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicatorClosed",
@@ -18,6 +19,8 @@ __all__ = [
     "InvalidType",
     "LaunchError",
     "LaunchTimeout",
+    "LineClosed",
+    "LineTimeout",
     "NeuraxisError",
     "NotInitialized",
     "NotSerializable",
@@ -25,6 +28,9 @@ __all__ = [
     "RankFailed",
     "RendezvousError",
     "RendezvousTimeout",
+    "ShardFailed",
+    "SimulationClosed",
+    "WorkerFailed",
 ]
 
 
@@ -177,4 +183,86 @@ class RankFailed(NeuraxisError, RuntimeError):
         self.rank = rank
         self.exit_code = exit_code
         self.signal = signal
+        super().__init__(message)
+
+
+class WorkerFailed(NeuraxisError, RuntimeError):
+    """A worker of a team died, exited or raised; the team has been ended with it.
+
+    Where the worker raised, the exception itself is the `__cause__`, if it could be sent.
+
+    Attributes:
+        rank: the worker that failed first, of those that did not merely lose another one.
+        exit_code: its exit code, 1 if it raised, or None if a signal ended it.
+        signal: the signal number that killed it, or None.
+        traceback: the text of its traceback if it raised, else "".
+        last_words: what its interpreter wrote when it crashed (a segmentation fault, an abort), else "".
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        traceback: str = "",
+        last_words: str = "",
+    ) -> None:
+        self.rank = rank
+        self.exit_code = exit_code
+        self.signal = signal
+        self.traceback = traceback
+        self.last_words = last_words
+        super().__init__(message)
+
+
+class ShardFailed(NeuraxisError, RuntimeError):
+    """A worker of a simulation died, exited or raised, and the simulation ended with it. What was saved is intact.
+
+    Attributes:
+        worker: which one failed first; -1 if that is not known.
+        shard: the neurons that it had, as text.
+        step: the last step that it had completed.
+        exit_code, signal: how it ended.
+        traceback: the text of its traceback if it raised, else "".
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: int = -1,
+        shard: str = "",
+        step: int = 0,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        traceback: str = "",
+    ) -> None:
+        self.worker = worker
+        self.shard = shard
+        self.step = step
+        self.exit_code = exit_code
+        self.signal = signal
+        self.traceback = traceback
+        super().__init__(message)
+
+
+class CheckpointError(NeuraxisError, OSError):
+    """A saved state cannot be written, read, or does not belong to this network; the text names the file."""
+
+
+class SimulationClosed(NeuraxisError, RuntimeError):
+    """A simulation was used after it was closed, or after a worker's failure ended it."""
+
+
+class LineClosed(NeuraxisError, EOFError):
+    """The other end of the line between a team and its worker was closed, in good order: nothing more comes."""
+
+
+class LineTimeout(NeuraxisError, TimeoutError):
+    """Nothing came, or not all could be sent, in time; the line stays usable. `ranks` names who kept us waiting."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        self.ranks = ranks
         super().__init__(message)

@@ -53,3 +53,21 @@ def test_a_failure_replaces_the_timeout():
     ending.failed(99.0)
     assert ending.step(100.0, anyone_alive=True) is None
     assert not ending.timed_out
+
+
+def test_ranks_that_were_asked_to_leave_have_the_time_they_were_promised():
+    ending = Ending(0.4, settle_s=0.5)
+    ending.leave(100.0, 5.0)
+    ending.failed(101.0)  # this does not shorten it for the others
+    assert ending.ranks_act_alone
+    assert ending.step(104.9, anyone_alive=True) is None
+    assert ending.step(105.0, anyone_alive=True) is Action.TERMINATE
+    assert ending.step(105.4, anyone_alive=True) is Action.KILL
+
+
+def test_the_time_to_settle_can_be_chosen():
+    ending = Ending(5.0, settle_s=0.5)
+    ending.failed(100.0)
+    assert ending.deadline == 100.5
+    ending.hurry(100.1)
+    assert ending.step(100.1, anyone_alive=True) is Action.TERMINATE

@@ -11,7 +11,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["main_module", "pickle_call"]
+__all__ = ["importable_main", "main_module", "pickle_call"]
 
 
 def pickle_call(function: Callable[..., Any], arguments: tuple[object, ...]) -> bytes:
@@ -43,14 +43,16 @@ def pickle_call(function: Callable[..., Any], arguments: tuple[object, ...]) -> 
 
 
 def main_module(call: bytes) -> dict[str, Any]:
+    """`importable_main()`, or nothing where the call does not need it: a whole script would run again for nothing."""
+    return importable_main() if b"__main__" in call else {}
+
+
+def importable_main() -> dict[str, Any]:
     """What `multiprocessing.spawn.prepare` takes to import the parent's main module in a rank.
 
-    Empty where there is no such module to import, or where the call has nothing to do with it: running a
-    whole script again would be for nothing. (The `get_preparation_data` that goes with it is not used, as it
-    fixes the parent's start method for good.)
+    Empty where there is no such module to import. (The `get_preparation_data` that goes with it is not used,
+    as it fixes the parent's start method for good.)
     """
-    if b"__main__" not in call:
-        return {}
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)

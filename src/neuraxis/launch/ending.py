@@ -32,10 +32,11 @@ class Action(Enum):
 class Ending:
     """`now` is a monotonic time in seconds everywhere."""
 
-    def __init__(self, grace_s: float, *, timeout_at: float | None = None) -> None:
+    def __init__(self, grace_s: float, *, settle_s: float = SETTLE_S, timeout_at: float | None = None) -> None:
         self.phase = Phase.RUNNING
         self.timed_out = False
         self._grace_s = grace_s
+        self._settle_s = settle_s
         self._deadline = timeout_at
 
     @property
@@ -51,12 +52,17 @@ class Ending:
     def failed(self, now: float) -> None:
         """A rank failed of itself."""
         if self.phase is Phase.RUNNING:
-            self.phase, self._deadline = Phase.SETTLING, now + SETTLE_S
+            self.phase, self._deadline = Phase.SETTLING, now + self._settle_s
 
     def told(self, now: float) -> None:
         """Every rank was just told to end (a signal was forwarded)."""
         if self.ranks_act_alone:
             self.phase, self._deadline = Phase.TERMINATING, now + self._grace_s
+
+    def leave(self, now: float, patience_s: float) -> None:
+        """The ranks were asked, not by a signal, to end by themselves within `patience_s`."""
+        if self.ranks_act_alone:
+            self.phase, self._deadline = Phase.SETTLING, now + patience_s
 
     def hurry(self, now: float) -> None:
         """End the ranks now: ask them if they were not asked yet, kill them otherwise."""

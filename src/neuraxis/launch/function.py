@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from neuraxis.errors import InvalidArgument, LaunchError, LaunchTimeout, RankFailed
+from neuraxis.errors import InvalidArgument, LaunchTimeout, RankFailed
 from neuraxis.launch.answers import AnswerChannel
 from neuraxis.launch.call import main_module, pickle_call
 from neuraxis.launch.ending import Ending
 from neuraxis.launch.environment import Placement, free_port, new_job_secret, rank_environment
 from neuraxis.launch.options import DEFAULT_GRACE_S
-from neuraxis.launch.processes import POSIX, Guardian, RankProcess
+from neuraxis.launch.processes import Guardian, RankProcess
 from neuraxis.launch.report import FOLLOWER_ERRORS, first_cause
+from neuraxis.launch.spawning import spawn_rank
 from neuraxis.launch.supervisor import Supervisor
-from neuraxis.launch.worker import BOOTSTRAP, Answer, Job, starting_up
+from neuraxis.launch.worker import Answer, Job, refuse_while_starting_up
 
 __all__ = ["run"]
 
@@ -60,11 +58,7 @@ def run(
         Exception: the exception of the rank that failed first, with its traceback there as a note. A rank
             that only lost another one (PeerLost) does not count while another has a cause of its own.
     """
-    if starting_up():
-        raise LaunchError(
-            "run() was called while a rank was importing the main module: every rank would start ranks of "
-            'its own. Put the call under `if __name__ == "__main__":`'
-        )
+    refuse_while_starting_up("run()")
     if n < 1:
         raise InvalidArgument(f"n is {n}: at least one process is needed")
     call = pickle_call(function, args)
@@ -95,21 +89,15 @@ def run(
 def _start(
     rank: int, call: bytes, channel: AnswerChannel, environment: Mapping[str, str], *, capture: bool
 ) -> RankProcess:
-    # A file and not a pipe: a large argument would fill a pipe, and the start of one rank would wait for the
-    # interpreter of the one before.
-    with tempfile.TemporaryFile() as file:
-        pickle.dump([path or os.getcwd() for path in sys.path], file)
-        pickle.dump(Job(os.getpid(), channel.target, main_module(call)), file)
-        file.write(call)
-        file.seek(0)
-        process = RankProcess(
-            rank,
-            [sys.executable, *_interpreter_flags(), "-u", "-c", BOOTSTRAP],
-            environment=environment,
-            stdin=file,
-            capture=capture and POSIX,
-            pass_fds=() if channel.write_end is None else (channel.write_end,),
-        )
+    process = spawn_rank(
+        rank,
+        "worker",
+        Job(os.getpid(), channel.target, main_module(call)),
+        call,
+        environment=environment,
+        capture=capture,
+        pass_fds=() if channel.write_end is None else (channel.write_end,),
+    )
     channel.close_write_end()
     return process
 
@@ -181,9 +169,3 @@ def _value(rank: int, answer: Answer | None) -> Any:
     except Exception as reason:
         text = f"rank {rank} returned a value that cannot be unpickled here: {reason}"
         raise RankFailed(text, rank=rank) from reason
-
-
-def _interpreter_flags() -> list[str]:
-    """The options (-W, -X, -O ...) that this interpreter was started with."""
-    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-    return flags

@@ -8,6 +8,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from neuraxis.launch.ending import Action, Ending, Phase
@@ -40,7 +41,9 @@ class Supervisor:
         grace_s: float,
         prefix: bool = False,
         relay: SignalRelay | None = None,
+        waiting: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`waiting` is entered around each wait, and only there: what breaks in then breaks nothing."""
         self.ranks: list[RankProcess] = []
         self.failures: list[RankProcess] = []
         self.interrupted: int | None = None
@@ -48,6 +51,7 @@ class Supervisor:
         self._guardian = guardian
         self._grace_s = grace_s
         self._relay = relay
+        self._waiting = waiting or nullcontext()
         self._selector = selectors.DefaultSelector()
         self.output = Output(self._selector, prefix=prefix)
         self._readers: dict[int, Callable[[], None]] = {}
@@ -62,13 +66,20 @@ class Supervisor:
             self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._check(process))
 
     def add_reader(self, descriptor: int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever `descriptor` can be read, until `remove_reader`."""
+        """Call `handler` whenever `descriptor` can be read, until `remove_reader`, and once more at the end."""
         self._readers[descriptor] = handler
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
 
     def remove_reader(self, descriptor: int) -> None:
         if self._readers.pop(descriptor, None) is not None:
             self._selector.unregister(descriptor)
+
+    def set_writing(self, descriptor: int, wanted: bool) -> None:
+        """Whether the reader of `descriptor` is also called when it can be written to."""
+        if descriptor in self._readers:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            if self._selector.get_key(descriptor).events != events:
+                self._selector.modify(descriptor, events, self._readers[descriptor])
 
     def note_failure(self, process: RankProcess) -> None:
         """A rank failed of itself (its process may still be alive)."""
@@ -78,12 +89,15 @@ class Supervisor:
 
     def watch(self) -> None:
         """Return when every rank and every process in its group has ended."""
-        while self._anyone_alive():
-            self._turn()
+        while self.anyone_alive():
+            self.turn()
         self._sweep()
         self.output.drain()
         for handler in list(self._readers.values()):
             handler()
+
+    def anyone_alive(self) -> bool:
+        return any(process.exit is None for process in self.ranks)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -99,30 +113,44 @@ class Supervisor:
                 self.watch()
         finally:
             # Also reached when a second Ctrl-C cuts the grace short.
-            for process in self.ranks:
-                process.kill()
-            for process in self.ranks:
-                # The pid is free for others once it is reaped, so the guardian must have forgotten it before.
-                self._guardian.forget(process)
-                process.reap()
-            self._selector.close()
+            self.close()
 
-    def _turn(self) -> None:
-        """Wait for the next event, at most until the next deadline, and act on it."""
-        self._wait(self._timeout())
+    def close(self) -> None:
+        """Kill what is still alive, and let go of every process and descriptor."""
+        for process in self.ranks:
+            process.kill()
+        for process in self.ranks:
+            # The pid is free for others once it is reaped, so the guardian must have forgotten it before.
+            self._guardian.forget(process)
+            process.reap()
+        self._selector.close()
+
+    def turn(self, longest_s: float = _TICK_S) -> None:
+        """Wait for the next event, at most until the next deadline and no longer than `longest_s`; act on it."""
+        self._wait(min(longest_s, self._timeout()))
         for number in self._relay.take() if self._relay is not None else ():
             self._forward(number)
         now = time.monotonic()
         if self.output.broken and self.ending.phase is Phase.RUNNING:
             self.ending.hurry(now)
-        self._act(self.ending.step(now, anyone_alive=self._anyone_alive()))
+        self._act(self.ending.step(now, anyone_alive=self.anyone_alive()))
         self.output.flush()
+
+    def pause(self) -> None:
+        """Call this before some time without a turn, or the next turn may not tell what happened first.
+
+        epoll lists what becomes ready in that order, but what it told of before keeps its place in the list, ready
+        or not, until it has looked once more.
+        """
+        self._selector.select(0)
 
     def _wait(self, timeout: float) -> None:
         if not self._selector.get_map():
             time.sleep(timeout)  # Windows cannot wait for nothing
         else:
-            for key, _ in self._selector.select(timeout):
+            with self._waiting:
+                events = self._selector.select(timeout)
+            for key, _ in events:
                 if key.fd in self._selector.get_map():  # an earlier handler may have taken it away
                     key.data()
         for process in self.ranks:
@@ -172,9 +200,6 @@ class Supervisor:
         for process in self.ranks:
             if process.exit is None:
                 process.ended_by_launcher = True
-
-    def _anyone_alive(self) -> bool:
-        return any(process.exit is None for process in self.ranks)
 
     def _sweep(self) -> None:
         """End what the ranks left behind in their process groups."""

@@ -10,16 +10,26 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from neuraxis.errors import LaunchError
 from neuraxis.launch.tether import tether
 
-__all__ = ["BOOTSTRAP", "LENGTH_BYTES", "Answer", "Job", "main", "starting_up"]
+__all__ = [
+    "LENGTH_BYTES",
+    "Answer",
+    "Job",
+    "empty_stdin",
+    "failed_answer",
+    "import_main",
+    "load_call",
+    "main",
+    "refuse_while_starting_up",
+]
 
-BOOTSTRAP = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from neuraxis.launch.worker import main; main()"
-)
 LENGTH_BYTES = 8
 
 _starting_up = False
@@ -52,9 +62,13 @@ class Answer:
         return self.value is None
 
 
-def starting_up() -> bool:
-    """Whether this process is a rank that is still importing the parent's main module."""
-    return _starting_up
+def refuse_while_starting_up(what: str) -> None:
+    """Raise in a process that is a rank and still imports the parent's main module."""
+    if _starting_up:
+        raise LaunchError(
+            f"{what} was called while a rank was importing the main module: every rank would start ranks of "
+            'its own. Put the call under `if __name__ == "__main__":`'
+        )
 
 
 def main() -> None:
@@ -62,7 +76,7 @@ def main() -> None:
     tether(job.parent_pid)
     answer_file = _open_answer(job.answer_to)
     call = sys.stdin.buffer.read()
-    _empty_stdin()
+    empty_stdin()
     with answer_file:
         answer = _answer(job, call)
         sys.stdout.flush()
@@ -73,22 +87,42 @@ def main() -> None:
         sys.exit(1)
 
 
+def import_main(main_module: dict[str, Any]) -> None:
+    """Import the parent's main module, so that what it defines can be unpickled."""
+    import multiprocessing.spawn
+
+    with _starting():
+        multiprocessing.spawn.prepare(main_module)
+
+
+def load_call(call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments, their modules imported."""
+    with _starting():
+        function, arguments = pickle.loads(call)
+    return function, arguments
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    global _starting_up
+    _starting_up = True
+    try:
+        yield
+    finally:
+        _starting_up = False
+
+
 def _answer(job: Job, call: bytes) -> Answer:
     # SystemExit passes through: the exit code is then the rank's answer.
-    global _starting_up
     try:
-        _starting_up = True
         if job.main_module:
-            import multiprocessing.spawn
-
-            multiprocessing.spawn.prepare(job.main_module)
-        function, arguments = pickle.loads(call)
-        _starting_up = False
+            import_main(job.main_module)
+        function, arguments = load_call(call)
         value = function(*arguments)
     except SystemExit:
         raise
     except BaseException as error:
-        return _failed(error)
+        return failed_answer(error)
     try:
         return Answer(value=pickle.dumps(value))
     except Exception as error:
@@ -96,8 +130,8 @@ def _answer(job: Job, call: bytes) -> Answer:
         return Answer(problem=f"returned a value of type {name} that cannot be pickled: {error}")
 
 
-def _failed(error: BaseException) -> Answer:
-    # The first frame is this module's own.
+def failed_answer(error: BaseException) -> Answer:
+    """What a caught error says to the caller. Its first frame, where it was caught, is left out."""
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, trace))
     try:
@@ -116,7 +150,7 @@ def _open_answer(answer_to: int | str) -> IO[bytes]:
     return open(answer_to, "wb")
 
 
-def _empty_stdin() -> None:
+def empty_stdin() -> None:
     # As in multiprocessing: a rank that reads its standard input finds it empty.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,0 +1,462 @@
+"""The kernel that runs a shard: steps of wait, collect, deliver, update, publish, with no Python in between.
+
+The way of a spike: it is born in `_update_slices`, leaves in the shard's *outbox* (memory that the others can read), is
+put into every shard's *history* by `_collect` when they need it, and is delivered from there by `_deliver_static` and
+`_deliver_plastic` into the *accumulators* of its targets, in the step in which it arrives. Delivery is deferred:
+a synapse with delay d is looked at d steps after the spike, not when the spike comes in, so one accumulator for
+each neuron is enough and stays in the cache, where a ring with a slot for each delay would not.
+
+A step is complete or not begun: `advance` returns only between steps, so it can be left and entered again at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from neuraxis.comm.atomics import bits_to_float32, load_acquire, prefetch, relax, store_release, yield_cpu
+from neuraxis.compiled import compiled
+from neuraxis.engine.generated import BLOCK
+from neuraxis.engine.learning import deliver_segment, note_post_spike, reward, scale_weights
+from neuraxis.engine.memory import call_poisson, call_update, f32, f64_pairs, i32, i64, u8, u32, u64
+from neuraxis.engine.plan import (
+    B_BLOCK_BYTES,
+    B_BLOCKS,
+    B_COUNT,
+    B_EVERY,
+    B_IDS,
+    B_ROW,
+    C_BITS,
+    C_START,
+    C_STOP,
+    C_VALUES,
+    DONE,
+    FULL,
+    I_FUNCTION,
+    I_RECEPTOR_BYTES,
+    I_START,
+    I_STOP,
+    I_TABLE,
+    I_WEIGHT,
+    L_CLASSES,
+    L_DELAYS,
+    L_EVERY,
+    L_FULL,
+    L_MODULATOR,
+    L_PRE,
+    L_SCALE_EVERY,
+    M_DECAY,
+    M_END,
+    M_FIRST,
+    M_LEVEL,
+    NO_ROOM,
+    P_DONE,
+    P_EVENTS,
+    P_FIRST_IDS,
+    P_FLAGS,
+    P_HASH,
+    P_HISTORY_IDS,
+    P_HISTORY_OFFSETS,
+    P_LAGS,
+    P_LARGEST_STEP_RECORD,
+    P_LARGEST_STEP_SAMPLE,
+    P_LOOKAHEAD,
+    P_ME,
+    P_NEURONS,
+    P_OUTBOX_SLOTS,
+    P_OUTBOX_STRIDES,
+    P_OUTBOXES,
+    P_POPULATIONS,
+    P_RECORD,
+    P_RECORD_ROOM,
+    P_RECORDED,
+    P_SAMPLE_ROOM,
+    P_SAMPLED,
+    P_SAMPLES,
+    P_SEGMENTS,
+    P_SLOTS,
+    P_SPIKES,
+    P_STEP,
+    P_WORKERS,
+    R_AMOUNT,
+    R_DELAY,
+    R_POPULATION,
+    S_ACCUMULATOR_BYTES,
+    S_ACCUMULATORS,
+    S_BLOCK_BYTES,
+    S_BLOCKS,
+    S_CONSTANTS,
+    S_CURRENT_ROW,
+    S_FIRST_ID,
+    S_INPUT,
+    S_INPUT_COUNT,
+    S_INPUT_POSITION,
+    S_MASK,
+    S_N,
+    S_PLASTIC_END,
+    S_PLASTIC_FIRST,
+    S_POISSON_END,
+    S_POISSON_FIRST,
+    S_POPULATION,
+    S_PULSE_END,
+    S_PULSE_FIRST,
+    S_RECORD,
+    S_STREAM_BYTES,
+    S_UPDATE,
+    SEGMENT_BUFFER,
+    T_ACCUMULATORS,
+    T_CLASSES,
+    T_DELAYS,
+    T_FIRST_ROWS,
+    T_INDEX,
+    T_SHIFTS,
+    T_WIDE,
+    T_WORDS_ADDRESS,
+    WAITING,
+)
+from neuraxis.engine.random import mix
+
+__all__ = ["advance", "set_currents"]
+
+_LINE = 64
+_AHEAD = 6  # segments that are asked for before their turn
+
+
+@compiled
+def advance(
+    plan: Any, slices: Any, poissons: Any, pulses: Any, tables: Any, plastic: Any, modulators: Any, releases: Any,
+    probes: Any, until: int, spins: int, yields: int,
+) -> int:  # fmt: skip
+    """Run to step `until`; DONE, or why not yet (see `plan`)."""
+    while plan[P_STEP] < until:
+        t = plan[P_STEP] + 1
+        if plan[P_RECORD_ROOM] - plan[P_RECORDED] < plan[P_LARGEST_STEP_RECORD]:
+            return FULL
+        if plan[P_SAMPLE_ROOM] - plan[P_SAMPLED] < plan[P_LARGEST_STEP_SAMPLE]:
+            return FULL
+        for i in range(plastic.shape[0]):
+            if plastic[i, L_FULL]:
+                return NO_ROOM
+        if not _others_are_there(plan, t, spins, yields):
+            return WAITING
+        _collect(plan, t)
+        for i in range(tables.shape[0]):
+            _deliver_static(plan, tables[i], t)
+        for i in range(plastic.shape[0]):
+            _deliver_plastic(plan, plastic[i], t)
+        _update_modulators(plan, modulators, releases, t)
+        _update_slices(plan, slices, poissons, pulses, plastic, t)
+        _learn(plastic, modulators, t)
+        for i in range(probes.shape[0]):
+            if t % probes[i, B_EVERY] == 0:
+                _sample(plan, probes[i])
+        plan[P_STEP] = t
+        store_release(i64(plan[P_DONE], plan[P_WORKERS])[plan[P_ME]], t)
+    return DONE
+
+
+@njit
+def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
+    """Whether every other worker has come as far as step t needs; waits a little."""
+    workers, me = plan[P_WORKERS], plan[P_ME]
+    done = i64(plan[P_DONE], workers)
+    lags = i64(plan[P_LAGS], workers)
+    turn = 0
+    for w in range(workers):
+        if w == me:
+            continue
+        while load_acquire(done[w]) < t - lags[w]:
+            turn += 1
+            if turn > spins:
+                if turn > spins + yields:
+                    return False
+                yield_cpu()
+            else:
+                relax()
+    return True
+
+
+@njit
+def _collect(plan: Any, t: Any) -> None:
+    """Put everybody's spikes of the step that can be felt from now on into the history, population by population."""
+    s = t - plan[P_LOOKAHEAD]
+    if s < 1:
+        return
+    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
+    slot = s % plan[P_SLOTS]
+    offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
+    ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
+    outboxes = i64(plan[P_OUTBOXES], workers)
+    strides = i64(plan[P_OUTBOX_STRIDES], workers)
+    at = s % plan[P_OUTBOX_SLOTS]
+    n = 0
+    offsets[0] = 0
+    if workers == 1:
+        box = i32(outboxes[0] + at * strides[0], 1 << 30)
+        for p in range(populations + 1):
+            offsets[p] = box[p]
+        for i in range(np.int64(box[populations])):
+            ids[i] = box[populations + 1 + i]
+        return
+    for p in range(populations):
+        for w in range(workers):
+            box = i32(outboxes[w] + at * strides[w], 1 << 30)
+            for i in range(np.int64(box[p]), np.int64(box[p + 1])):
+                ids[n] = box[populations + 1 + i]
+                n += 1
+        offsets[p + 1] = n
+
+
+@njit
+def _deliver_static(plan: Any, table: Any, t: Any) -> None:
+    """Add the weights of all static synapses at which a spike arrives in step t.
+
+    First the segments are looked up and listed, then they are walked, each asked for from memory a few turns ahead:
+    they lie anywhere in gigabytes, and waiting for each in turn would take longer than everything else.
+    """
+    populations, slots = plan[P_POPULATIONS], plan[P_SLOTS]
+    first_ids = i64(plan[P_FIRST_IDS], populations + 1)
+    first_rows = i64(table[T_FIRST_ROWS], populations)
+    shifts = i64(table[T_SHIFTS], populations)
+    classes = table[T_CLASSES]
+    delays = i64(table[T_DELAYS], classes)
+    index = u32(table[T_INDEX], 1 << 40)
+    listed = i64(plan[P_SEGMENTS], 3 * SEGMENT_BUFFER)
+    word_bytes = 8 if table[T_WIDE] else 4
+    n = 0
+    for c in range(classes):
+        s = t - delays[c]
+        if s < 1:
+            break
+        slot = s % slots
+        offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
+        if offsets[populations] == 0:
+            continue
+        ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
+        for p in range(populations):
+            if first_rows[p] < 0:
+                continue
+            base = first_rows[p] - first_ids[p]
+            for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
+                segment = (base + np.int64(ids[i])) * classes + c
+                start, end = np.int64(index[segment]), np.int64(index[segment + 1])
+                if end > start:
+                    listed[n] = start
+                    listed[SEGMENT_BUFFER + n] = end
+                    listed[2 * SEGMENT_BUFFER + n] = shifts[p]
+                    n += 1
+                    if n == SEGMENT_BUFFER:
+                        _walk(plan, table, listed, n, word_bytes)
+                        n = 0
+    _walk(plan, table, listed, n, word_bytes)
+
+
+@njit
+def _walk(plan: Any, table: Any, listed: Any, n: Any, word_bytes: Any) -> None:
+    address = table[T_WORDS_ADDRESS]
+    accumulators = i32(table[T_ACCUMULATORS], 1 << 40)
+    events = np.int64(0)
+    for i in range(min(_AHEAD, n)):
+        for line in range(listed[i] * word_bytes, listed[SEGMENT_BUFFER + i] * word_bytes, _LINE):
+            prefetch(address + line)
+    if table[T_WIDE]:
+        wide = u64(address, 1 << 40)
+        for i in range(n):
+            if i + _AHEAD < n:
+                j = i + _AHEAD
+                for line in range(listed[j] * 8, listed[SEGMENT_BUFFER + j] * 8, _LINE):
+                    prefetch(address + line)
+            for k in range(listed[i], listed[SEGMENT_BUFFER + i]):
+                word = wide[k]
+                accumulators[np.int64(word & np.uint64(0xFFFFFFFF))] += np.int32(np.int64(word) >> 32)
+            events += listed[SEGMENT_BUFFER + i] - listed[i]
+    else:
+        narrow = u32(address, 1 << 40)
+        for i in range(n):
+            if i + _AHEAD < n:
+                j = i + _AHEAD
+                for line in range(listed[j] * 4, listed[SEGMENT_BUFFER + j] * 4, _LINE):
+                    prefetch(address + line)
+            shift = np.int32(listed[2 * SEGMENT_BUFFER + i])
+            for k in range(listed[i], listed[SEGMENT_BUFFER + i]):
+                word = narrow[k]
+                accumulators[np.int64(word & np.uint32(0xFFFF))] += (np.int32(word) >> np.int32(16)) << shift
+            events += listed[SEGMENT_BUFFER + i] - listed[i]
+    plan[P_EVENTS] += events
+
+
+@njit
+def _deliver_plastic(plan: Any, table: Any, t: Any) -> None:
+    """The same for plastic synapses, which change when a spike arrives."""
+    populations = plan[P_POPULATIONS]
+    p = table[L_PRE]
+    first_id = i64(plan[P_FIRST_IDS], populations + 1)[p]
+    delays = i64(table[L_DELAYS], table[L_CLASSES])
+    for c in range(table[L_CLASSES]):
+        s = t - delays[c]
+        if s < 1:
+            break
+        slot = s % plan[P_SLOTS]
+        offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
+        ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
+        for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
+            plan[P_EVENTS] += deliver_segment(table, np.int64(ids[i]) - first_id, c, delays[c], t)
+
+
+@njit
+def _update_modulators(plan: Any, modulators: Any, releases: Any, t: Any) -> None:
+    """Every neuromodulator decays, and takes what the spikes release that arrive in step t."""
+    populations = plan[P_POPULATIONS]
+    for m in range(modulators.shape[0]):
+        level = f32(modulators[m, M_LEVEL], 1)
+        value = level[0] * bits_to_float32(np.uint32(modulators[m, M_DECAY]))
+        for r in range(modulators[m, M_FIRST], modulators[m, M_END]):
+            s = t - releases[r, R_DELAY]
+            if s < 1:
+                continue
+            offsets = i32(plan[P_HISTORY_OFFSETS] + (s % plan[P_SLOTS]) * (populations + 1) * 4, populations + 1)
+            p = releases[r, R_POPULATION]
+            value = value + bits_to_float32(np.uint32(releases[r, R_AMOUNT])) * np.float32(offsets[p + 1] - offsets[p])
+        level[0] = value
+
+
+@njit
+def _update_slices(plan: Any, slices: Any, poissons: Any, pulses: Any, plastic: Any, t: Any) -> None:
+    """Advance every neuron of the shard by one step, and write who spiked to the outbox."""
+    populations, me = plan[P_POPULATIONS], plan[P_ME]
+    at = i64(plan[P_OUTBOXES], plan[P_WORKERS])[me]
+    at += (t % plan[P_OUTBOX_SLOTS]) * i64(plan[P_OUTBOX_STRIDES], plan[P_WORKERS])[me]
+    box = i32(at, 1 << 30)
+    spikes = i64(plan[P_SPIKES], populations)
+    n = 0
+    p = 0
+    for i in range(slices.shape[0]):
+        part = slices[i]
+        while p <= part[S_POPULATION]:
+            box[p] = n
+            p += 1
+        before = n
+        n = _update_slice(plan, part, poissons, pulses, box, n, t)
+        for tied in range(part[S_PLASTIC_FIRST], part[S_PLASTIC_END]):
+            for k in range(before, n):
+                note_post_spike(plastic[tied], np.int64(box[populations + 1 + k]) - part[S_FIRST_ID], t)
+        spikes[part[S_POPULATION]] += n - before
+    while p <= populations:
+        box[p] = n
+        p += 1
+    total = np.uint64(plan[P_HASH])
+    for k in range(n):
+        total += mix((np.uint64(t) << np.uint64(32)) ^ np.uint64(box[populations + 1 + k]))
+    plan[P_HASH] = np.int64(total)
+
+
+@njit
+def _update_slice(plan: Any, part: Any, poissons: Any, pulses: Any, box: Any, n: Any, t: Any) -> Any:
+    populations = plan[P_POPULATIONS]
+    flags = plan[P_FLAGS]
+    each_flag = u8(flags, BLOCK)
+    eight_flags = u64(flags, BLOCK // 8)
+    current = np.float32(0.0)
+    for i in range(part[S_PULSE_FIRST], part[S_PULSE_END]):
+        if pulses[i, C_VALUES] == 0:
+            if pulses[i, C_START] < t and t <= pulses[i, C_STOP]:
+                current += bits_to_float32(np.uint32(pulses[i, C_BITS]))
+        elif t == pulses[i, C_START] + 1 or t == pulses[i, C_STOP] + 1:
+            set_currents(part, pulses, t)
+    inputs = u64(part[S_INPUT], part[S_INPUT_COUNT])
+    for b in range((part[S_N] + BLOCK - 1) // BLOCK):
+        block = part[S_BLOCKS] + b * part[S_BLOCK_BYTES]
+        accumulators = part[S_ACCUMULATORS] + b * part[S_ACCUMULATOR_BYTES]
+        size = min(BLOCK, part[S_N] - b * BLOCK)
+        for i in range(part[S_POISSON_FIRST], part[S_POISSON_END]):
+            if poissons[i, I_START] < t and t <= poissons[i, I_STOP]:
+                _poisson(poissons[i], block + part[S_STREAM_BYTES], accumulators, size, b)
+        call_update(part[S_UPDATE], block, accumulators, flags, size, part[S_CONSTANTS], current)
+        while part[S_INPUT_POSITION] < part[S_INPUT_COUNT]:
+            due = np.int64(inputs[part[S_INPUT_POSITION]])
+            neuron = (due & 0xFFFFFFFF) - b * BLOCK
+            if due >> 32 > t or (due >> 32 == t and neuron >= size):
+                break
+            if due >> 32 == t:
+                each_flag[neuron] = 1
+            part[S_INPUT_POSITION] += 1
+        for word in range((size + 7) // 8):
+            if eight_flags[word] == 0:
+                continue
+            for k in range(8 * word, min(8 * word + 8, size)):
+                if each_flag[k]:
+                    local = b * BLOCK + k
+                    box[populations + 1 + n] = np.int32(part[S_FIRST_ID] + local)
+                    n += 1
+                    if part[S_RECORD] and (part[S_RECORD] == 1 or u8(part[S_MASK], part[S_N])[local]):
+                        record = u64(plan[P_RECORD], plan[P_RECORD_ROOM])
+                        record[plan[P_RECORDED]] = (np.uint64(t) << np.uint64(32)) | np.uint64(part[S_FIRST_ID] + local)
+                        plan[P_RECORDED] += 1
+    return n
+
+
+@njit
+def _poisson(given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None:
+    target = accumulators + given[I_RECEPTOR_BYTES]
+    if given[I_FUNCTION]:
+        call_poisson(given[I_FUNCTION], stream, target, n, given[I_TABLE], np.int32(given[I_WEIGHT]))
+        return
+    # Rates that differ between neurons, or are too high for thresholds: count up until the draw is reached. The table
+    # holds e^-mean and the mean of each neuron, as float64.
+    u = u32(stream, 2 * BLOCK)
+    a = i32(target, BLOCK)
+    table = f64_pairs(given[I_TABLE] + b * BLOCK * 16, 2 * BLOCK)
+    for k in range(n):
+        s0, s1 = u[k], u[BLOCK + k]
+        drawn = np.float64(s0 * np.uint32(0x9E3779BB)) * 2.0**-32
+        s1 ^= s0
+        u[k] = ((s0 << np.uint32(26)) | (s0 >> np.uint32(6))) ^ s1 ^ (s1 << np.uint32(9))
+        u[BLOCK + k] = (s1 << np.uint32(13)) | (s1 >> np.uint32(19))
+        probability, mean = table[2 * k], table[2 * k + 1]
+        reached = probability
+        count = 0
+        while drawn >= reached and probability > 0.0:
+            count += 1
+            probability = probability * mean / count
+            reached += probability
+        a[k] += np.int32(count * given[I_WEIGHT])
+
+
+@njit
+def set_currents(part: Any, pulses: Any, t: Any) -> None:
+    """Set the row of currents that differ between neurons to the sum of those that flow in step t."""
+    if part[S_CURRENT_ROW] < 0:
+        return
+    for b in range((part[S_N] + BLOCK - 1) // BLOCK):
+        row = f32(part[S_BLOCKS] + b * part[S_BLOCK_BYTES] + part[S_CURRENT_ROW], BLOCK)
+        for k in range(min(BLOCK, part[S_N] - b * BLOCK)):
+            total = np.float32(0.0)
+            for i in range(part[S_PULSE_FIRST], part[S_PULSE_END]):
+                if pulses[i, C_VALUES] != 0 and pulses[i, C_START] < t and t <= pulses[i, C_STOP]:
+                    total += f32(pulses[i, C_VALUES], part[S_N])[b * BLOCK + k]
+            row[k] = total
+
+
+@njit
+def _learn(plastic: Any, modulators: Any, t: Any) -> None:
+    """What changes all weights of a table at set times."""
+    for i in range(plastic.shape[0]):
+        if plastic[i, L_EVERY] > 0 and t % plastic[i, L_EVERY] == 0:
+            reward(plastic[i], t, f32(modulators[plastic[i, L_MODULATOR], M_LEVEL], 1)[0])
+        if plastic[i, L_SCALE_EVERY] > 0 and t % plastic[i, L_SCALE_EVERY] == 0:
+            scale_weights(plastic[i], t)
+
+
+@njit
+def _sample(plan: Any, probe: Any) -> None:
+    """Write a state of some neurons to the samples."""
+    samples = u32(plan[P_SAMPLES], plan[P_SAMPLE_ROOM])
+    ids = i64(probe[B_IDS], probe[B_COUNT])
+    n = plan[P_SAMPLED]
+    for i in range(probe[B_COUNT]):
+        k = ids[i]
+        row = probe[B_BLOCKS] + (k // BLOCK) * probe[B_BLOCK_BYTES] + probe[B_ROW] * BLOCK * 4
+        samples[n + i] = u32(row, BLOCK)[k % BLOCK]
+    plan[P_SAMPLED] = n + probe[B_COUNT]

@@ -1,0 +1,261 @@
+"""The complete state of a shard, cut by neuron, so that it can be put into shards that are cut differently.
+
+What belongs to a neuron (its states, its random stream, the weights of its synapses, what plasticity noted of its
+spikes) is listed in the order of the population's neurons. The synapses of a neuron are listed by source and delay. So
+pieces of several shards, one after the other, are the same arrays however many shards there were. What every shard
+knows alike (the traces of the sources, the neuromodulators) is taken from one of them.
+
+Static synapses are not part of the state: they are drawn again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.engine import plan as w
+from neuraxis.engine.plastic_tables import PlasticTable
+from neuraxis.engine.random import GOLDEN
+from neuraxis.engine.shard import NeuronPart, Shard, longest_delay
+
+__all__ = ["Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
+
+Array = NDArray[np.generic]
+STREAM = "random stream"
+
+
+@dataclass
+class Piece:
+    """Arrays of the neurons `first` to `last` of a population, or of the synapses onto them."""
+
+    first: int
+    last: int
+    arrays: dict[str, Array]
+
+
+@dataclass
+class ShardState:
+    """What a shard exports. Spikes are those that may still be under way; `step` is the last complete one."""
+
+    step: int
+    populations: dict[int, Piece]
+    projections: dict[int, Piece]
+    sources: dict[int, dict[str, Array]]  # by projection: what belongs to its segments
+    spike_steps: NDArray[np.int64]
+    spike_ids: NDArray[np.int64]
+    levels: NDArray[np.float32]
+    spike_counts: NDArray[np.int64]
+    events: int
+    spike_hash: int
+    extra: dict[str, Array] = field(default_factory=dict)
+
+
+class Saved(Protocol):
+    """A complete state of all neurons, whoever saved it."""
+
+    step: int
+    spike_steps: NDArray[np.int64]
+    spike_ids: NDArray[np.int64]
+    levels: NDArray[np.float32]
+    spike_counts: NDArray[np.int64]  # of all shards together
+    events: int
+    spike_hash: int
+
+    def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
+        """The arrays of some neurons, one value (or row) for each."""
+
+    def synapses(self, projection: int, first: int, last: int) -> Mapping[str, Array]:
+        """The arrays of the synapses onto some neurons; `in_degrees` has one value for each neuron."""
+
+    def sources(self, projection: int) -> Mapping[str, Array]:
+        """What belongs to the segments of a projection."""
+
+
+def export_state(shard: Shard) -> ShardState:
+    """The shard's state, complete and independent of it."""
+    shard.flush()
+    steps, ids = _spikes_under_way(shard)
+    return ShardState(
+        step=shard.step,
+        populations={part.part.population: _export_part(part) for part in shard.parts},
+        projections={table.projection.index: _export_table(table) for table in shard.plastic},
+        sources={table.projection.index: _export_sources(table) for table in shard.plastic},
+        spike_steps=steps,
+        spike_ids=ids,
+        levels=shard._levels.copy(),
+        spike_counts=shard.spike_counts.copy(),
+        events=shard.events,
+        spike_hash=shard.spike_hash,
+    )
+
+
+def install_state(shard: Shard, saved: Saved) -> None:
+    """Put a saved state of the same network into a shard, whatever it did before."""
+    for part in shard.parts:
+        given = saved.neurons(part.part.population, part.part.first, part.part.last)
+        for name in part.layout.states:
+            part.put_state(name, given[name])
+        if part.layout.stream is not None:
+            part.put_row(part.layout.stream, np.ascontiguousarray(given[STREAM][:, 0]))
+            part.put_row(part.layout.stream + 1, np.ascontiguousarray(given[STREAM][:, 1]))
+    for table in shard.plastic:
+        _install_table(table, saved)
+    shard.accumulators[:] = 0
+    shard._levels[:] = saved.levels
+    # Totals are kept by the first shard; the others count from zero.
+    first = shard.me == 0
+    shard._spikes[:] = saved.spike_counts if first else 0
+    shard.plan[w.P_EVENTS] = saved.events if first else 0
+    shard.plan[w.P_HASH] = np.uint64(saved.spike_hash if first else 0).astype(np.int64)
+    shard.plan[w.P_RECORDED] = 0
+    shard.plan[w.P_SAMPLED] = 0
+    _put_spikes_under_way(shard, saved)
+    shard.resume(saved.step)
+
+
+def state_hash(state: ShardState, first_ids: NDArray[np.int64]) -> int:
+    """A number for the states and plastic weights; those of all shards add up to the network's, modulo 2^64."""
+    total = 0
+    for population, piece in state.populations.items():
+        ids = (first_ids[population] + np.arange(piece.first, piece.last)).astype(np.uint64)
+        for place, name in enumerate(sorted(piece.arrays)):
+            values = np.ascontiguousarray(piece.arrays[name]).view(np.uint32).reshape(len(ids), -1)
+            for column in range(values.shape[1]):
+                total += _sum_of_hashes(ids, 2 * place + column + 1, values[:, column])
+    for projection, piece in state.projections.items():
+        in_degrees = piece.arrays["in_degrees"].astype(np.int64)
+        target = np.repeat(np.arange(piece.first, piece.last), in_degrees).astype(np.uint64)
+        ends = np.cumsum(in_degrees)
+        place_in_row = np.arange(len(target)) - np.repeat(ends - in_degrees, in_degrees)
+        keys = target << np.uint64(32) | place_in_row.astype(np.uint64)
+        weights = np.ascontiguousarray(piece.arrays["weights"]).view(np.uint32)
+        total += _sum_of_hashes(keys, 1000 + projection, weights)
+    return total % 2**64
+
+
+def _sum_of_hashes(keys: NDArray[np.uint64], salt: int, values: NDArray[np.uint32]) -> int:
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(keys + GOLDEN * np.uint64(salt)) ^ values.astype(np.uint64))
+        return int(mixed.sum(dtype=np.uint64))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _export_part(part: NeuronPart) -> Piece:
+    arrays: dict[str, Array] = {name: part.state(name) for name in part.layout.states}
+    if part.layout.stream is not None:
+        arrays[STREAM] = np.stack([part.row(part.layout.stream), part.row(part.layout.stream + 1)], axis=1)
+    return Piece(part.part.first, part.part.last, arrays)
+
+
+def _export_table(table: PlasticTable) -> Piece:
+    order = table.by_target()
+    part = table.accumulators.part
+    arrays: dict[str, Array] = {
+        "weights": table.weights[order],
+        "in_degrees": np.bincount(table.targets, minlength=part.n).astype(np.int64),
+        "scale_count": table.scale_count.copy(),
+    }
+    if table.kind == w.REWARD:
+        arrays["eligibilities"] = table.eligibilities[order]
+    if table.projection.pairing is not None:
+        steps, traces = table.kept_post_spikes(table.post_steps.shape[1])
+        arrays |= {
+            "post_steps": steps,
+            "post_traces": traces,
+            "post_counts": np.minimum(table.post_count, steps.shape[1]),
+        }
+    return Piece(part.first, part.last, arrays)
+
+
+def _export_sources(table: PlasticTable) -> dict[str, Array]:
+    if table.kind == w.PLAIN:
+        return {}
+    return {
+        "last": table.last.copy(),
+        "applied": table.applied.copy(),
+        "trace": table.trace.copy(),
+        "resource": table.resource.copy(),
+    }
+
+
+def _install_table(table: PlasticTable, saved: Saved) -> None:
+    part = table.accumulators.part
+    given = saved.synapses(table.projection.index, part.first, part.last)
+    order = table.by_target()
+    table.weights[order] = given["weights"]
+    table.scale_count[:] = given["scale_count"]
+    if table.kind == w.REWARD:
+        table.eligibilities[order] = given["eligibilities"]
+    if table.projection.pairing is not None:
+        steps, traces = given["post_steps"].astype(np.int32), given["post_traces"].astype(np.float32)
+        if steps.shape[1] > table.post_steps.shape[1]:
+            table.set_capacity(steps.shape[1])
+        table.put_post_spikes(steps, traces, given["post_counts"].astype(np.int32))
+    if table.kind != w.PLAIN:
+        sources = saved.sources(table.projection.index)
+        table.last[:] = sources["last"]
+        table.applied[:] = sources["applied"]
+        table.trace[:] = sources["trace"]
+        table.resource[:] = sources["resource"]
+    table.row[w.L_FULL] = 0
+    table.row[w.L_FLUSHED] = saved.step
+
+
+def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(steps, ids) of the spikes of this shard's neurons that somebody may still feel."""
+    now, populations = shard.step, len(shard.network.populations)
+    own = np.zeros(shard.network.neuron_count, bool)
+    for part in shard.parts:
+        first = part.population.first_id
+        own[first + part.part.first : first + part.part.last] = True
+    steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for s in range(max(1, now - longest_delay(shard.network) + 1), now + 1):
+        if s <= now - shard.lookahead:
+            slot = s % shard.slots
+            found = shard._history_ids[slot, : shard._history_offsets[slot, populations]].astype(np.int64)
+            found = found[own[found]]
+        else:
+            box = _box(shard, s)
+            found = box[populations + 1 : populations + 1 + int(box[populations])].astype(np.int64)
+        ids.append(found)
+        steps.append(np.full(len(found), s))
+    return np.concatenate(steps), np.concatenate(ids)
+
+
+def _put_spikes_under_way(shard: Shard, saved: Saved) -> None:
+    now, populations = saved.step, len(shard.network.populations)
+    shard._history_offsets[:] = 0
+    first_ids = shard._first_ids
+    own = np.zeros(shard.network.neuron_count, bool)
+    for part in shard.parts:
+        first = part.population.first_id
+        own[first + part.part.first : first + part.part.last] = True
+    for s in range(max(1, now - longest_delay(shard.network) + 1), now + 1):
+        ids = np.sort(saved.spike_ids[saved.spike_steps == s])
+        if s <= now - shard.lookahead:
+            slot = s % shard.slots
+            shard._history_ids[slot, : len(ids)] = ids
+            shard._history_offsets[slot] = np.searchsorted(ids, first_ids)
+        else:
+            mine = ids[own[ids]]
+            box = _box(shard, s)
+            box[: populations + 1] = np.searchsorted(mine, first_ids)
+            box[populations + 1 : populations + 1 + len(mine)] = mine
+
+
+def _box(shard: Shard, step: int) -> NDArray[np.int32]:
+    """The slot of the shard's own outbox that holds a step."""
+    boxes = shard.outboxes
+    stride = int(boxes.strides[shard.me])
+    address = int(boxes.outboxes[shard.me]) + (step % boxes.slots) * stride
+    return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))

@@ -1,0 +1,225 @@
+"""Saved states: a folder with a manifest, and a file of arrays for each shard that saved.
+
+`manifest.json` is the only name that a reader starts from. It is replaced last, by renaming, so a folder holds the new
+state or, whatever happened while it was being written, the old one. The arrays are safetensors files: numbers
+and names, nothing that could be executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from neuraxis.engine.state import ShardState
+from neuraxis.errors import CheckpointError
+from neuraxis.network import Network
+
+__all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", "write_shard"]
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+Array = NDArray[np.generic]
+
+
+def write_shard(folder: Path, state: ShardState, shard: int) -> str:
+    """Write one shard's state to a file in `folder`; its name."""
+    arrays: dict[str, Array] = {
+        "spike_steps": state.spike_steps,
+        "spike_ids": state.spike_ids,
+        "levels": state.levels,
+        "spike_counts": state.spike_counts,
+    }
+    for kind, pieces in (("population", state.populations), ("projection", state.projections)):
+        for index, piece in pieces.items():
+            for name, array in piece.arrays.items():
+                arrays[f"{kind}/{index}/{piece.first}/{piece.last}/{name}"] = array
+    for index, sources in state.sources.items():
+        for name, array in sources.items():
+            arrays[f"sources/{index}/{name}"] = array
+    name = f"shard-{shard}.safetensors"
+    totals = {"step": str(state.step), "events": str(state.events), "spike_hash": str(state.spike_hash)}
+    path = folder / name
+    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path, metadata=totals)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return name
+
+
+class SavedState:
+    """A saved state, read piece by piece; see `neuraxis.engine.state.Saved`."""
+
+    def __init__(self, folder: Path, files: list[str]) -> None:
+        self._stack = ExitStack()
+        try:
+            self._files = [self._stack.enter_context(_open(folder / name)) for name in files]
+            totals = [file.metadata() for file in self._files]
+            self.step = int(totals[0]["step"])
+            self.events = sum(int(one["events"]) for one in totals)
+            self.spike_hash = sum(int(one["spike_hash"]) for one in totals) % 2**64
+            self.spike_steps = np.concatenate([file.get_tensor("spike_steps") for file in self._files])
+            self.spike_ids = np.concatenate([file.get_tensor("spike_ids") for file in self._files])
+            self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
+            self.levels = self._files[0].get_tensor("levels")
+        except BaseException:
+            self._stack.close()
+            raise
+        # (kind, index) -> pieces in the order of neurons: (first, last, file, names)
+        self._pieces: dict[tuple[str, int], list[tuple[int, int, Any, set[str]]]] = {}
+        for file in self._files:
+            found: dict[tuple[str, int, int, int], set[str]] = {}
+            for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
+                kind, *rest = key.split("/")
+                if kind in ("population", "projection"):
+                    index, first, last, name = rest
+                    found.setdefault((kind, int(index), int(first), int(last)), set()).add(name)
+            for (kind, index, first, last), names in found.items():
+                self._pieces.setdefault((kind, index), []).append((first, last, file, names))
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda piece: piece[0])
+
+    def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
+        collected: dict[str, list[Array]] = {}
+        for start, end, file, names, key in self._overlapping("population", population, first, last):
+            low, high = max(first, start) - start, min(last, end) - start
+            for name in names:
+                collected.setdefault(name, []).append(file.get_slice(f"{key}/{name}")[low:high])
+        return {name: np.concatenate(arrays) for name, arrays in collected.items()}
+
+    def synapses(self, projection: int, first: int, last: int) -> Mapping[str, Array]:
+        collected: dict[str, list[Array]] = {}
+        for start, end, file, names, key in self._overlapping("projection", projection, first, last):
+            low, high = max(first, start) - start, min(last, end) - start
+            ends = np.concatenate(([0], np.cumsum(file.get_tensor(f"{key}/in_degrees"))))
+            for name in names:
+                if name in ("weights", "eligibilities"):
+                    part = file.get_slice(f"{key}/{name}")[int(ends[low]) : int(ends[high])]
+                else:
+                    part = file.get_slice(f"{key}/{name}")[low:high]
+                collected.setdefault(name, []).append(part)
+        for name in ("post_steps", "post_traces"):
+            if name in collected:
+                # Shards may have kept different numbers of spikes; the newest are last.
+                longest = max(part.shape[1] for part in collected[name])
+                collected[name] = [np.pad(part, ((0, 0), (longest - part.shape[1], 0))) for part in collected[name]]
+        return {name: np.concatenate(arrays) for name, arrays in collected.items()}
+
+    def sources(self, projection: int) -> Mapping[str, Array]:
+        for file in self._files:
+            prefix = f"sources/{projection}/"
+            names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
+            if names:
+                return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
+        return {}
+
+    def _overlapping(
+        self, kind: str, index: int, first: int, last: int
+    ) -> Iterator[tuple[int, int, Any, set[str], str]]:
+        for start, end, file, names in self._pieces.get((kind, index), []):
+            if start < last and end > first:
+                yield start, end, file, names, f"{kind}/{index}/{start}/{end}"
+
+    def __enter__(self) -> SavedState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def new_state_folder(folder: Path, step: int) -> Path:
+    """A new folder for the files of one state, inside the checkpoint's folder."""
+    try:
+        made = folder / f"state-{step}-{secrets.token_hex(4)}"
+        made.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}") from error
+    return made
+
+
+def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> None:
+    """Make `state` the state that the folder holds, and remove what it held before."""
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "time_ms": step * network.dt_ms,
+        "fingerprint": fingerprint,
+        "network": describe_network(network),
+        "state": state.name,
+        "files": files,
+    }
+    new = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
+    with open(new, "w") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, folder / MANIFEST)
+    for old in folder.glob("state-*"):
+        if old.name != state.name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
+    """The folder and the names of the files of the saved state; an error if it is none of this network's."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        saved, state, files = manifest["network"], folder / str(manifest["state"]), [str(f) for f in manifest["files"]]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: no saved state here ({MANIFEST} is missing)") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: not a saved state: {error!r}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {manifest.get('format')!r}; this version reads format {FORMAT}")
+    if state.parent != folder or any(Path(name).name != name for name in files) or not files:
+        raise CheckpointError(f"{path}: names files outside its folder")
+    here = describe_network(network)
+    for field in ("seed", "dt_ms", "populations", "projections", "digest"):
+        if saved.get(field) != here[field]:
+            raise CheckpointError(
+                f"{folder}: was saved from another network: {field} was {saved.get(field)!r}, "
+                f"here it is {here[field]!r}"
+            )
+    return state, files
+
+
+def describe_network(network: Network) -> dict[str, Any]:
+    """What tells one network from another, for a person and (`digest`) in full but for probes."""
+    digest = hashlib.sha256()
+    for population in network.populations:
+        model = population.model
+        digest.update(
+            repr((population.name, population.n, model.source, sorted(model.values(network.dt_ms).items()))).encode()
+        )
+    for p in network.projections:
+        digest.update(
+            repr((p.name, p.pre.name, p.post.name, p.rule, p.weight, p.delay_ms, p.receptor, p.plasticity)).encode()
+        )
+    return {
+        "seed": network.seed,
+        "dt_ms": network.dt_ms,
+        "populations": {p.name: p.n for p in network.populations},
+        "projections": [p.name for p in network.projections],
+        "digest": digest.hexdigest(),
+    }

@@ -1,0 +1,106 @@
+"""What an executor is: whoever runs the shards of a network, and answers for all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.network import Network
+
+__all__ = ["BuildReport", "Counters", "Executor", "Recorded", "Samples", "merge_recorded"]
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built, over all shards."""
+
+    static_synapses: int
+    plastic_synapses: int
+    synapse_bytes: int
+    clipped_delays: int
+
+    @property
+    def synapses(self) -> int:
+        return self.static_synapses + self.plastic_synapses
+
+    @property
+    def bytes_per_synapse(self) -> float:
+        return self.synapse_bytes / self.synapses if self.synapses else 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What has happened since step 0. `hash` depends on every spike, `state` on the states and learned weights now."""
+
+    step: int
+    spike_counts: NDArray[np.int64]  # by population
+    events: int
+    hash: int
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some neurons' values of one state probe: (steps) x (places among the probe's neurons)."""
+
+    probe: int
+    places: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    values: NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the probes saw in some steps: spikes in the order of time and id, and samples of states."""
+
+    steps: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    samples: list[Samples] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """Runs a network. After `close`, or an error that ended its workers, it does nothing more."""
+
+    workers: int
+
+    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        """Build the network; `progress` is told of synapses as they are built."""
+
+    def advance(self, until: int) -> Recorded:
+        """Run to step `until`; what was recorded on the way."""
+
+    def counters(self) -> Counters: ...
+
+    def state_hash(self) -> int:
+        """A number for all states and learned weights, the same for any number of shards."""
+
+    def read_state(self, population: int, name: str) -> NDArray[np.generic]:
+        """A state of all neurons of a population."""
+
+    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
+        """pre, post, delay_steps and weight of every synapse of a projection, sorted by post, then pre."""
+
+    def level(self, modulator: int) -> float: ...
+
+    def set_level(self, modulator: int, level: float) -> None: ...
+
+    def save(self, folder: Path) -> list[str]:
+        """Write the complete state to files in `folder`; their names."""
+
+    def restore(self, folder: Path, files: list[str]) -> None:
+        """Take the complete state from files that an executor of the same network saved."""
+
+    def close(self) -> None: ...
+
+
+def merge_recorded(pieces: list[Recorded]) -> Recorded:
+    """What several shards recorded in the same steps, as one."""
+    steps = np.concatenate([piece.steps for piece in pieces])
+    ids = np.concatenate([piece.ids for piece in pieces])
+    order = np.lexsort((ids, steps))
+    return Recorded(steps[order], ids[order], [sample for piece in pieces for sample in piece.samples])

@@ -1,0 +1,170 @@
+"""The shards of a network in worker processes, which exchange spikes through memory that they share.
+
+The parent starts the workers (`launch.Team`), tells them what to do and gathers what they answer. Between two commands
+the workers run whole stretches of steps by themselves: each writes its spikes to its outbox in the shared region, and
+publishes the step; the others read them from there. The parent sees the words of their progress, too, so that it can
+say how far a worker had come that died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal as signals
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.comm.region import SharedRegion
+from neuraxis.engine.placement import Slice, place
+from neuraxis.engine.shard import Outboxes
+from neuraxis.errors import InvalidArgument, ShardFailed, WorkerFailed
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
+from neuraxis.execution.worker import serve
+from neuraxis.launch import Team
+from neuraxis.machine import usable_cores
+from neuraxis.network import Network
+
+__all__ = ["ParallelExecutor"]
+
+
+class ParallelExecutor:
+    """`workers` processes, each with a shard of the network."""
+
+    def __init__(self, workers: int, *, timeout_s: float | None = None) -> None:
+        """`timeout_s`: how long a command may take (None: as long as it takes, while all workers live)."""
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
+        self.workers = workers
+        self._timeout_s = timeout_s
+        self._team: Team | None = None
+        self._region: SharedRegion | None = None
+        self._network: Network | None = None
+        self._placement: tuple[tuple[Slice, ...], ...] = ()
+        self._outboxes: Outboxes | None = None
+
+    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        self._network = network
+        self._placement = place(network, self.workers)
+        self._region = SharedRegion.create(Outboxes.size_for(network, self._placement))
+        self._outboxes = Outboxes.at(self._region.address, network, self._placement, None)
+        try:
+            self._team = Team(serve, self.workers)
+            self._team.broadcast((network, self._placement, self._region.name, _patience(self.workers)))
+            reports: dict[int, BuildReport] = {}
+            while len(reports) < self.workers:
+                rank, message = self._receive()
+                if isinstance(message, BuildReport):
+                    reports[rank] = message
+                else:
+                    progress(message)
+            self._region.seal()
+        except BaseException:
+            self.close()
+            raise
+        return BuildReport(
+            sum(one.static_synapses for one in reports.values()),
+            sum(one.plastic_synapses for one in reports.values()),
+            sum(one.synapse_bytes for one in reports.values()),
+            sum(one.clipped_delays for one in reports.values()),
+        )
+
+    def advance(self, until: int) -> Recorded:
+        return merge_recorded(self._ask("advance", until))
+
+    def counters(self) -> Counters:
+        answers: list[Counters] = self._ask("counters")
+        return Counters(
+            answers[0].step,
+            np.sum([one.spike_counts for one in answers], axis=0),
+            sum(one.events for one in answers),
+            sum(one.hash for one in answers) % 2**64,
+            sum(one.peak_memory_bytes for one in answers),
+        )
+
+    def state_hash(self) -> int:
+        return int(sum(self._ask("state_hash")) % 2**64)
+
+    def read_state(self, population: int, name: str) -> NDArray[np.generic]:
+        return np.concatenate([piece for piece in self._ask("read_state", population, name) if piece is not None])
+
+    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
+        pieces = self._ask("read_synapses", projection)
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def level(self, modulator: int) -> float:
+        return float(self._ask("level", modulator)[0])
+
+    def set_level(self, modulator: int, level: float) -> None:
+        self._ask("set_level", modulator, level)
+
+    def save(self, folder: Path) -> list[str]:
+        return list(self._ask("save", folder))
+
+    def restore(self, folder: Path, files: list[str]) -> None:
+        self._ask("restore", folder, files)
+        # Every outbox is filled now; only then may anybody see how far the others are.
+        self._ask("publish")
+
+    def close(self) -> None:
+        """End the workers and give the memory back."""
+        team, self._team = self._team, None
+        region, self._region = self._region, None
+        if team is not None:
+            team.close()
+        self._outboxes = None
+        if region is not None:
+            region.close()
+
+    def _ask(self, command: str, *arguments: Any) -> list[Any]:
+        """Tell all workers to do the same; their answers, by rank."""
+        if self._team is None:
+            raise ShardFailed("the workers of this simulation have ended")
+        try:
+            self._team.broadcast((command, *arguments))
+            return self._team.gather(timeout=self._timeout_s)
+        except WorkerFailed as error:
+            self._fail(error)
+
+    def _receive(self) -> tuple[int, Any]:
+        assert self._team is not None
+        try:
+            return self._team.receive(timeout=self._timeout_s)
+        except WorkerFailed as error:
+            self._fail(error)
+
+    def _fail(self, error: WorkerFailed) -> NoReturn:
+        """Say which shard failed and how far it had come."""
+        step = self._last_step(error.rank)
+        held = self._describe(error.rank)
+        how = f"signal {signals.Signals(error.signal).name}" if error.signal else f"exit code {error.exit_code}"
+        self.close()
+        text = f"worker {error.rank} ({held}) failed after step {step}: {how}"
+        if error.traceback:
+            text = f"worker {error.rank} ({held}) failed after step {step}:\n{error.traceback.rstrip()}"
+        raise ShardFailed(
+            text, worker=error.rank, shard=held, step=step, exit_code=error.exit_code, signal=error.signal,
+            traceback=error.traceback,
+        ) from error  # fmt: skip
+
+    def _last_step(self, rank: int) -> int:
+        if self._region is None or self._outboxes is None or rank < 0:
+            return 0
+        word = ctypes.c_int64.from_address(int(self._outboxes.done[rank]))
+        return int(word.value)
+
+    def _describe(self, rank: int) -> str:
+        if self._network is None or not 0 <= rank < len(self._placement):
+            return "its shard"
+        names = [
+            f"{self._network.populations[part.population].name}[{part.first}:{part.last}]"
+            for part in self._placement[rank]
+        ]
+        return ", ".join(names) if names else "no neurons"
+
+
+def _patience(workers: int) -> tuple[int, int]:
+    """How often to look for another worker before yielding the core, and how often to yield before sleeping."""
+    return (5000, 200) if workers <= usable_cores() else (20, 2000)

@@ -1,0 +1,140 @@
+"""Runs one shard, for an executor: in its own process or in a worker's, with the same code."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.engine import plan
+from neuraxis.engine.placement import Slice
+from neuraxis.engine.shard import Outboxes, Shard
+from neuraxis.engine.state import export_state, install_state, state_hash
+from neuraxis.execution.checkpoint import SavedState, write_shard
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples
+from neuraxis.network import Network
+from neuraxis.network.grid import to_steps
+
+__all__ = ["ShardRunner"]
+
+# How long to wait for another worker before looking whether the parent is still there.
+_SHORTEST_NAP_S = 20e-6
+_LONGEST_NAP_S = 2e-3
+
+
+class ShardRunner:
+    """A shard and what it recorded."""
+
+    def __init__(
+        self,
+        network: Network,
+        placement: tuple[tuple[Slice, ...], ...],
+        me: int,
+        outboxes: Outboxes,
+        progress: Callable[[int], None],
+        patience: tuple[int, int],
+    ) -> None:
+        self.network = network
+        self.shard = Shard(network, placement, me, outboxes, progress)
+        self._patience = patience
+        self._taken = 0  # the last step whose samples were taken
+
+    def report(self) -> BuildReport:
+        shard = self.shard
+        return BuildReport(shard.static_synapses, shard.plastic_synapses, shard.synapse_bytes, int(shard.clipped[0]))
+
+    def advance(self, until: int, check: Callable[[], None] = lambda: None) -> Recorded:
+        """Run to step `until`. While others are late, `check` is called now and then; it may raise."""
+        pieces = []
+        nap = _SHORTEST_NAP_S
+        while True:
+            answer = self.shard.advance(until, *self._patience)
+            if answer == plan.WAITING:
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP_S)
+                if nap == _LONGEST_NAP_S:
+                    check()
+                continue
+            nap = _SHORTEST_NAP_S
+            pieces.append(self._take())
+            if answer == plan.DONE:
+                break
+        return Recorded(
+            np.concatenate([piece.steps for piece in pieces]),
+            np.concatenate([piece.ids for piece in pieces]),
+            [sample for piece in pieces for sample in piece.samples],
+        )
+
+    def counters(self) -> Counters:
+        shard = self.shard
+        scale = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+        return Counters(shard.step, shard.spike_counts.copy(), shard.events, shard.spike_hash, peak)
+
+    def state_hash(self) -> int:
+        state = export_state(self.shard)
+        first_ids = np.array([p.first_id for p in self.network.populations], np.int64)
+        total = state_hash(state, first_ids)
+        if self.shard.me == 0:  # what all shards hold alike counts once
+            total += int(state.levels.view(np.uint32).sum(dtype=np.uint64))
+        return total % 2**64
+
+    def read_state(self, population: int, name: str) -> NDArray[np.generic] | None:
+        for part in self.shard.parts:
+            if part.part.population == population:
+                return part.state(name)
+        return None
+
+    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
+        return self.shard.list_synapses(self.network.projections[projection])
+
+    def level(self, modulator: int) -> float:
+        return self.shard.level(modulator)
+
+    def set_level(self, modulator: int, level: float) -> None:
+        self.shard.set_level(modulator, level)
+
+    def save(self, folder: Path) -> str:
+        return write_shard(folder, export_state(self.shard), self.shard.me)
+
+    def restore(self, folder: Path, files: list[str]) -> None:
+        with SavedState(folder, files) as saved:
+            install_state(self.shard, saved)
+        self._taken = self.shard.step
+
+    def _take(self) -> Recorded:
+        steps, ids, samples = self.shard.take_recorded()
+        now = self.shard.step
+        taken = self._split_samples(samples, self._taken + 1, now)
+        self._taken = now
+        return Recorded(steps, ids, taken)
+
+    def _split_samples(self, samples: NDArray[np.uint32], first: int, last: int) -> list[Samples]:
+        """The samples of steps first..last, which lie step after step, as one array for each probe."""
+        rows = [
+            (probe, part, places, to_steps(probe.every_ms or 0.0, self.network.dt_ms, "every_ms"))
+            for probe, part, places, _ in self.shard.sampled_parts()
+        ]
+        if not rows:
+            return []
+        found: list[list[NDArray[np.uint32]]] = [[] for _ in rows]
+        times: list[list[int]] = [[] for _ in rows]
+        position = 0
+        for step in range(first, last + 1):
+            for i, (_, _, places, every) in enumerate(rows):
+                if step % every == 0:
+                    found[i].append(samples[position : position + len(places)])
+                    times[i].append(step)
+                    position += len(places)
+        split = []
+        for i, (probe, part, places, _) in enumerate(rows):
+            if times[i]:
+                kind = np.int32 if isinstance(part.population.model.states[probe.what], int) else np.float32
+                values = np.stack(found[i]).view(kind)
+                split.append(Samples(probe.index, places, np.array(times[i], np.int64), values))
+        return split

@@ -1,0 +1,68 @@
+"""The whole network in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.engine.placement import place
+from neuraxis.engine.shard import Outboxes
+from neuraxis.execution.executor import BuildReport, Counters, Recorded
+from neuraxis.execution.runner import ShardRunner
+from neuraxis.network import Network
+
+__all__ = ["SequentialExecutor"]
+
+
+class SequentialExecutor:
+    """One shard, run by the process that asks."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self._runner: ShardRunner | None = None
+
+    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        placement = place(network, 1)
+        self._runner = ShardRunner(network, placement, 0, Outboxes.private(network, placement), progress, (0, 0))
+        return self._runner.report()
+
+    @property
+    def _started(self) -> ShardRunner:
+        assert self._runner is not None
+        return self._runner
+
+    def advance(self, until: int) -> Recorded:
+        return self._started.advance(until)
+
+    def counters(self) -> Counters:
+        return self._started.counters()
+
+    def state_hash(self) -> int:
+        return self._started.state_hash()
+
+    def read_state(self, population: int, name: str) -> NDArray[np.generic]:
+        state = self._started.read_state(population, name)
+        assert state is not None
+        return state
+
+    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
+        return self._started.read_synapses(projection)
+
+    def level(self, modulator: int) -> float:
+        return self._started.level(modulator)
+
+    def set_level(self, modulator: int, level: float) -> None:
+        self._started.set_level(modulator, level)
+
+    def save(self, folder: Path) -> list[str]:
+        return [self._started.save(folder)]
+
+    def restore(self, folder: Path, files: list[str]) -> None:
+        self._started.restore(folder, files)
+
+    def close(self) -> None:
+        self._runner = None

@@ -1,0 +1,313 @@
+"""Run a network: `with Simulation(network, workers=2) as simulation: simulation.run(1000.0)`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.errors import InvalidArgument, InvalidType, ShardFailed, SimulationClosed
+from neuraxis.execution.checkpoint import new_state_folder, read_manifest, write_manifest
+from neuraxis.execution.executor import Counters, Executor
+from neuraxis.execution.parallel import ParallelExecutor
+from neuraxis.execution.progress import ProgressLine
+from neuraxis.execution.recording import Recording
+from neuraxis.execution.sequential import SequentialExecutor
+from neuraxis.execution.summary import Summary
+from neuraxis.network import Network, Neuromodulator, Population, Projection
+from neuraxis.network.grid import to_steps
+
+__all__ = ["Simulation"]
+
+# A run is cut into pieces of about this much time, between which Ctrl-C is heard and progress is told.
+_PIECE_S = 0.2
+_FIRST_PIECE_STEPS = 100
+
+
+class Simulation:
+    """A network that runs.
+
+    Args:
+        network: what to run. It is read once, here; changing it afterwards has no effect.
+        workers: how many processes; 1 runs in this one. The result is the same, to the bit.
+        executor: who runs it, instead of `workers`.
+        record_to: a file (SONATA, HDF5) for the spikes of all spike probes, written while the simulation runs.
+            Without it they are kept in memory.
+        progress: whether to draw a progress line; by default on a terminal.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        workers: int = 1,
+        *,
+        executor: Executor | None = None,
+        record_to: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if not isinstance(network, Network):
+            raise InvalidType(f"network={network!r}: a Network is expected")
+        if not network.populations:
+            raise InvalidArgument("network: it has no population; add one with network.population(name, n, model)")
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
+        if executor is not None and workers not in (1, executor.workers):
+            raise InvalidArgument(f"workers={workers}: the executor given has {executor.workers}")
+        self.network = network
+        self._show = progress
+        self._closed = False
+        self._step = 0
+        self._run_seconds = 0.0
+        self._run_steps = 0
+        self._recording = Recording(network, None if record_to is None else Path(record_to))
+        if executor is None:
+            executor = SequentialExecutor() if workers == 1 else ParallelExecutor(workers)
+        self._executor = executor
+        expected = sum(p.expected_synapses for p in network.projections)
+        begun = time.perf_counter()
+        try:
+            with ProgressLine("building", max(1.0, expected), progress) as line:
+                self.build = self._executor.start(
+                    network, lambda synapses: line.advance(synapses, f"{expected / 1e6:,.1f} M synapses")
+                )
+        except BaseException:
+            self._abandon()
+            raise
+        self.build_seconds = time.perf_counter() - begun
+
+    # --- to run ---------------------------------------------------------------------------------------------
+
+    def run(self, time_ms: float) -> Summary:
+        """Run for `time_ms` of model time, and say what happened in it.
+
+        Ctrl-C ends it between two steps: what was recorded is kept, and the simulation can go on from there.
+        """
+        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not math.isfinite(time_ms):
+            raise InvalidArgument(f"time_ms={time_ms!r}: a time in ms is expected")
+        if time_ms < 0:
+            raise InvalidArgument(f"time_ms={time_ms!r}: a time cannot be negative")
+        return self.step(to_steps(time_ms, self.network.dt_ms, "time_ms"))
+
+    def step(self, steps: int = 1) -> Summary:
+        """Run for a number of steps."""
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
+            raise InvalidArgument(f"steps={steps!r}: a number of steps, 0 or more, is expected")
+        executor = self._open()
+        before = self._counted(executor)
+        begun_at, until = self._step, self._step + int(steps)
+        seconds = 0.0
+        piece = _FIRST_PIECE_STEPS
+        with ProgressLine("running", max(1, int(steps)), self._show) as line:
+            while self._step < until:
+                target = min(until, self._step + piece)
+                begun = time.perf_counter()
+                recorded = self._guarded(executor.advance, target)
+                took = time.perf_counter() - begun
+                seconds += took
+                self._recording.add(recorded)
+                self._run_seconds += took
+                self._run_steps += target - self._step
+                self._step = target
+                line.update(self._step - begun_at, self._progress_text(self._step - begun_at, seconds, recorded.steps))
+                if took < _PIECE_S / 2:
+                    piece *= 2
+                elif took > 2 * _PIECE_S and piece > 1:
+                    piece //= 2
+        after = self._counted(executor)
+        return self._summary(before, after, seconds)
+
+    def _progress_text(self, steps: int, seconds: float, spikes: NDArray[np.int64]) -> str:
+        model_s = steps * self.network.dt_ms * 1e-3
+        slower = seconds / model_s if model_s else 0.0
+        text = f"{self.time_ms:,.1f} ms of model time, {slower:.3g} s a second"
+        return text + (f", {len(spikes):,} spikes recorded in the last piece" if len(spikes) else "")
+
+    # --- to look at -------------------------------------------------------------------------------------------
+
+    @property
+    def time_ms(self) -> float:
+        """The model time so far."""
+        return self._step * self.network.dt_ms
+
+    @property
+    def steps(self) -> int:
+        """The steps so far."""
+        return self._step
+
+    @property
+    def workers(self) -> int:
+        return self._executor.workers
+
+    def spikes(self, population: Population | str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The recorded spikes of a population: (times in ms, ids within it), in the order of time and id."""
+        return self._recording.spikes(self._population(population))
+
+    def samples(self, population: Population | str, what: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+        """The recorded values of a state: (times in ms, values by time and neuron)."""
+        known = self._population(population)
+        for probe in self.network.probes:
+            if probe.population.index == known.index and probe.what == what:
+                return self._recording.samples(probe)
+        raise InvalidArgument(
+            f"{what!r} of {known.name!r} is not recorded; say network.record({known.name!r}, {what!r}, every_ms=...)"
+        )
+
+    def state(self, population: Population | str, name: str) -> NDArray[np.generic]:
+        """A state of all neurons of a population, as it is now."""
+        known = self._population(population)
+        if name not in known.model.states:
+            raise InvalidArgument(f"{known.name!r} has no state {name!r}; it has {', '.join(known.model.states)}")
+        return self._open_and_guarded("read_state", known.index, name)  # type: ignore[no-any-return]
+
+    def synapses(self, projection: Projection | str) -> dict[str, NDArray[np.generic]]:
+        """pre, post, delay_steps and weight (as it is now) of every synapse, sorted by post, then pre."""
+        name = projection if isinstance(projection, str) else projection.name
+        for known in self.network.projections:
+            if known.name == name:
+                return self._open_and_guarded("read_synapses", known.index)  # type: ignore[no-any-return]
+        raise InvalidArgument(
+            f"no projection {name!r}; there are {', '.join(p.name for p in self.network.projections) or 'none'}"
+        )
+
+    def weights(self, projection: Projection | str) -> NDArray[np.generic]:
+        """The weights of a projection as they are now, sorted by post, then pre."""
+        return self.synapses(projection)["weight"]
+
+    def level(self, modulator: str) -> float:
+        """The level of a neuromodulator now."""
+        known = self._modulator(modulator)
+        level = self._open_and_guarded("level", known.index)
+        return float(known.baseline + level)
+
+    def release(self, modulator: str, amount: float) -> None:
+        """Add to a neuromodulator's level now, e.g. because a reward came."""
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
+            raise InvalidArgument(f"amount={amount!r}: a number is expected")
+        known = self._modulator(modulator)
+        level = float(self._open_and_guarded("level", known.index))
+        self._open_and_guarded("set_level", known.index, level + amount)
+
+    def fingerprint(self) -> str:
+        """A hash of every spike so far and of the states and learned weights now.
+
+        Two runs of the same network agree if and only if (but for a chance in 2^64) their fingerprints do, however
+        many workers they had.
+        """
+        executor = self._open()
+        return self._fingerprint(self._counted(executor))
+
+    def _fingerprint(self, counters: Counters) -> str:
+        state = int(self._open_and_guarded("state_hash"))
+        return f"{(counters.hash + 0x9E3779B97F4A7C15 * (state + self._step)) % 2**64:016x}"
+
+    # --- to keep ----------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the complete state to a folder; what it held before stays valid until the new state is complete."""
+        executor = self._open()
+        folder = Path(folder)
+        state = new_state_folder(folder, self._step)
+        files = self._guarded(executor.save, state.resolve())
+        write_manifest(folder, state, files, self.network, self._step, self.fingerprint())
+
+    def restore(self, folder: str | Path) -> None:
+        """Go on from a saved state of the same network, saved with any number of workers.
+
+        What was recorded in memory is forgotten.
+        """
+        executor = self._open()
+        state, files = read_manifest(Path(folder), self.network)
+        self._guarded(executor.restore, state.resolve(), files)
+        self._step = self._counted(executor).step
+        self._recording.clear()
+
+    # --- to end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the workers, and finish the file that is recorded to. What was recorded in memory stays readable."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._executor.close()
+        finally:
+            self._recording.close()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<Simulation of {self.network.neuron_count:,} neurons at {self.time_ms:g} ms{state}>"
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Executor:
+        if self._closed:
+            raise SimulationClosed("this simulation has been closed; make a new one")
+        return self._executor
+
+    def _guarded(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Call the executor; after a worker's failure the simulation is over, but what was recorded is kept."""
+        try:
+            return call(*arguments)
+        except ShardFailed:
+            self._abandon()
+            raise
+
+    def _open_and_guarded(self, name: str, *arguments: object) -> Any:
+        return self._guarded(getattr(self._open(), name), *arguments)
+
+    def _counted(self, executor: Executor) -> Counters:
+        return self._guarded(executor.counters)  # type: ignore[no-any-return]
+
+    def _abandon(self) -> None:
+        self._closed = True
+        try:
+            self._executor.close()
+        finally:
+            self._recording.close()
+
+    def _summary(self, before: Counters, after: Counters, seconds: float) -> Summary:
+        steps = after.step - before.step
+        counts = after.spike_counts - before.spike_counts
+        duration_s = steps * self.network.dt_ms * 1e-3
+        return Summary(
+            workers=self.workers,
+            time_ms=steps * self.network.dt_ms,
+            build_seconds=self.build_seconds,
+            run_seconds=seconds,
+            spikes=int(counts.sum()),
+            rates_hz={
+                p.name: float(counts[p.index] / p.n / duration_s) if duration_s else 0.0
+                for p in self.network.populations
+            },
+            synaptic_events=after.events - before.events,
+            synapses=self.build.synapses,
+            bytes_per_synapse=self.build.bytes_per_synapse,
+            clipped_delays=self.build.clipped_delays,
+            peak_memory_bytes=after.peak_memory_bytes,
+            fingerprint=self._fingerprint(after),
+        )
+
+    def _population(self, population: Population | str) -> Population:
+        name = population if isinstance(population, str) else population.name
+        return self.network[name]
+
+    def _modulator(self, name: str) -> Neuromodulator:
+        for known in self.network.neuromodulators:
+            if known.name == name:
+                return known
+        names = ", ".join(m.name for m in self.network.neuromodulators) or "none"
+        raise InvalidArgument(f"no neuromodulator {name!r}; there are: {names}")

@@ -1,0 +1,67 @@
+"""Adaptive exponential integrate-and-fire (Brette and Gerstner 2005) with exponential conductances (weights in nS).
+
+Each step is cut into `SUBSTEPS` parts of Heun's rule, because the exponential upswing is stiff. Above the peak the
+neuron has spiked; the exponent is bounded there, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+from neuraxis.network.arithmetic import exp
+from neuraxis.network.models.membrane import Parameters, check_positive, steps
+from neuraxis.network.neuron_model import neuron_model
+
+__all__ = ["adex"]
+
+SUBSTEPS = 4
+
+
+def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    check_positive(p, "c_m_pf", "g_leak_ns", "tau_w_ms", "delta_t_mv", "tau_syn_ex_ms", "tau_syn_in_ms")
+    part = dt_ms / SUBSTEPS
+    return {
+        "h": float(part / p["c_m_pf"]),
+        "h_w": float(part / p["tau_w_ms"]),
+        "part_ex": exp(-part / p["tau_syn_ex_ms"]),
+        "part_in": exp(-part / p["tau_syn_in_ms"]),
+        "inverse_delta": float(1.0 / p["delta_t_mv"]),
+        "refractory_steps": steps(p, "refractory_ms", dt_ms),
+    }
+
+
+@neuron_model(
+    states={"v_mv": -70.6, "w_pa": 0.0, "g_ex_ns": 0.0, "g_in_ns": 0.0, "refractory": 0},
+    receptors=("ex_ns", "in_ns"),
+    parameters={
+        "c_m_pf": 281.0, "g_leak_ns": 30.0, "e_rest_mv": -70.6, "v_t_mv": -50.4, "delta_t_mv": 2.0, "tau_w_ms": 144.0,
+        "a_ns": 4.0, "b_pa": 80.5, "v_reset_mv": -60.0, "v_peak_mv": 0.0, "e_ex_mv": 0.0, "e_in_mv": -85.0,
+        "tau_syn_ex_ms": 0.2, "tau_syn_in_ms": 2.0, "refractory_ms": 0.0,
+    },
+    constants=_constants,
+)  # fmt: skip
+def adex(
+    v_mv, w_pa, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, h, h_w, part_ex, part_in, inverse_delta,
+    g_leak_ns, e_rest_mv, v_t_mv, delta_t_mv, a_ns, b_pa, v_reset_mv, v_peak_mv, e_ex_mv, e_in_mv, refractory_steps,
+):  # fmt: skip
+    held = refractory > 0
+    v, w, g_ex, g_in = v_mv, w_pa, g_ex_ns, g_in_ns
+    spike = False
+    for _ in range(SUBSTEPS):
+        bounded = min(v, v_peak_mv)
+        upswing = g_leak_ns * delta_t_mv * exp((bounded - v_t_mv) * inverse_delta)
+        slope = upswing - g_leak_ns * (v - e_rest_mv) - g_ex * (v - e_ex_mv) - g_in * (v - e_in_mv) - w + current_pa
+        slope_w = a_ns * (v - e_rest_mv) - w
+        next_ex, next_in = g_ex * part_ex, g_in * part_in
+        v_end, w_end = min(v + h * slope, v_peak_mv), w + h_w * slope_w
+        upswing = g_leak_ns * delta_t_mv * exp((v_end - v_t_mv) * inverse_delta)
+        slope_end = (
+            upswing - g_leak_ns * (v_end - e_rest_mv) - next_ex * (v_end - e_ex_mv) - next_in * (v_end - e_in_mv)
+            - w_end + current_pa
+        )  # fmt: skip
+        v_new = v_mv if held else v + 0.5 * h * (slope + slope_end)
+        w = w + 0.5 * h_w * (slope_w + a_ns * (v_end - e_rest_mv) - w_end)
+        spike = spike or v_new >= v_peak_mv
+        v = min(v_new, v_peak_mv)
+        g_ex, g_in = next_ex, next_in
+    left = refractory - 1 if held else 0
+    w = w + b_pa if spike else w
+    return spike, v_reset_mv if spike else v, w, g_ex + ex_ns, g_in - in_ns, refractory_steps if spike else left
