@@ -143,12 +143,9 @@ def look_before_receiving(line: WorkerLine) -> None:
     while not line.poll():
         pass
     line.send(line.receive())
-    while not line.poll():
+    while not line.closed:
         pass
-    try:
-        line.receive(timeout=0)
-    finally:
-        assert line.closed
+    line.receive(timeout=0)
 
 
 def reduce_with_shm(line: WorkerLine) -> None:

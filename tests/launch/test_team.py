@@ -145,11 +145,13 @@ def test_a_message_that_could_not_be_sent_in_time_goes_out_later_as_it_was():
         assert team.receive(timeout=LIMIT_S) == (0, (0, "next"))
 
 
-def test_a_worker_can_look_whether_something_has_come():
+def test_a_worker_can_look_whether_something_has_come_or_the_team_has_closed(capfd):
     with Team(functions.look_before_receiving, 1) as team:
         assert team.receive(timeout=LIMIT_S) == (0, False)
         team.send(0, "something")
         assert team.receive(timeout=LIMIT_S) == (0, "something")
+    assert team._members[0].finished  # by itself: it has seen the end, and was not ended
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_worker_that_returns_leaves_its_messages():
@@ -183,11 +185,10 @@ def test_wrong_arguments():
 
 def test_output_is_passed_through(capfd):
     with Team(functions.obey, 2) as team:
-        team.broadcast("print")
-        team.gather(LIMIT_S)
-    out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["out of 0", "out of 1"]
-    assert sorted(err.splitlines()) == ["err of 0", "err of 1"]
+        for rank in range(2):  # one after the other, or their words would mix
+            team.send(rank, "print")
+            assert team.receive(timeout=LIMIT_S) == (rank, "printed")
+    assert capfd.readouterr() == ("out of 0\nout of 1\n", "err of 0\nerr of 1\n")
 
 
 # --- failures ---------------------------------------------------------------------------------------
@@ -303,8 +304,9 @@ def test_the_first_of_several_deaths_is_named_even_if_nobody_was_looking():
     assert (caught.value.rank, caught.value.signal) == (2, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("call", [Team.gather, lambda team: team.broadcast("x")], ids=["gather", "broadcast"])
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_death_and_an_exception_are_told_in_their_order(first):
+def test_a_death_and_an_exception_are_told_in_their_order(first, call):
     team = Team(functions.obey, 3)
     team.send(0, "wait for a signal")
     assert team.receive(timeout=LIMIT_S) == (0, "waiting")
@@ -313,7 +315,7 @@ def test_a_death_and_an_exception_are_told_in_their_order(first):
         os.kill(team.pids[rank], signal.SIGUSR1)
         wait_until_dead(team.pids[rank])
     with pytest.raises(WorkerFailed) as caught:
-        team.gather()
+        call(team)
     assert caught.value.rank == first
 
 

@@ -22,6 +22,7 @@ from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
 from neuraxis.engine.synapses import COUNT, NARROW, WIDE, count_to_starts, scan_targets
 from neuraxis.network import Network, Projection
+from neuraxis.network.grid import array_to_steps
 
 __all__ = ["Accumulators", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts", "scan"]
 
@@ -122,7 +123,7 @@ def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArra
     for projection in projections:
         drawn = Drawn.of(projection.delay_ms)
         if len(drawn.values):
-            steps |= {max(1, int(s)) for s in np.unique(np.rint(drawn.values * (1.0 / network.dt_ms)))}
+            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(drawn.values, network.dt_ms, "delay_ms"))}
         else:
             low, high = network.delay_bounds_steps(projection)
             steps |= set(range(low, high + 1))
@@ -154,7 +155,7 @@ def scan(
     scan_targets(
         mode, rule.words, np.uint64(network.seed), *targets, rule.counts, rule.listed, rule.listed_first,
         rule.listed_order, slice_first, weight.kind, weight.parameters, weight.values, delay.kind, delay.parameters,
-        delay.values, 1.0 / network.dt_ms, class_of_delay, len(delays), first_row, receptor_offset, block_stride,
+        delay.values, network.dt_ms, class_of_delay, len(delays), first_row, receptor_offset, block_stride,
         inverse_lsb, float(LARGEST_NARROW if mode == NARROW else 2**31 - 1), index, words, *plastic, normal_table(),
         np.empty(room, np.int64), np.empty(room, np.int64), clipped,
     )  # fmt: skip

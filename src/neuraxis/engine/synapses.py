@@ -54,7 +54,7 @@ def scan_targets(
     delay_kind: int,
     delay: Any,
     delay_values: Any,
-    steps_per_ms: float,
+    dt_ms: float,
     class_of_delay: Any,  # int32 by delay in steps, -1 where there is none
     classes: int,
     first_row: int,  # the row of source 0
@@ -88,7 +88,7 @@ def scan_targets(
         k = draw_row(rule, seed, target, count, listed, first, sources)
         # Delays, and with the source the segment that each synapse belongs to.
         if delay_kind == CONSTANT:
-            constant_class = class_of_delay[np.int64(np.rint(delay[0] * steps_per_ms))]
+            constant_class = class_of_delay[np.int64(delay[0] / dt_ms + 0.5)]
             for j in range(k):
                 segments[j] = (first_row + sources[j]) * classes + constant_class
         else:
@@ -106,7 +106,7 @@ def scan_targets(
                     if drawn < delay[2] or drawn > delay[3]:
                         clipped[0] += mode == COUNT
                         drawn = min(max(drawn, delay[2]), delay[3])
-                steps = min(max(np.int64(np.rint(drawn * steps_per_ms)), 1), longest)
+                steps = min(max(np.int64(drawn / dt_ms + 0.5), 1), longest)  # as network.grid.to_steps
                 segments[j] = (first_row + sources[j]) * classes + class_of_delay[steps]
         if mode == COUNT:
             for j in range(k):

@@ -133,8 +133,8 @@ class Team:
         members = self._members if ranks is None else [self._member(rank) for rank in ranks]
         if not members:
             raise InvalidArgument("ranks is empty: name at least one, or None for any")
-        ranks, messages = self._receive(members, 1, timeout)
-        return ranks[0], messages[0]
+        found, messages = self._receive(members, 1, timeout)
+        return found[0], messages[0]
 
     def gather(self, timeout: float | None = None) -> list[Any]:
         """The next message of each worker, in the order of ranks. While one is missing, none is taken."""
@@ -143,8 +143,9 @@ class Team:
     def close(self) -> None:
         """Close the lines and return when every worker has ended; a second call does nothing.
 
-        A worker that waits for a message, or does so within `grace_s`, ends by itself; then come SIGTERM and SIGKILL.
-        Messages that nobody received are lost. What a worker raises meanwhile is printed, not raised.
+        A worker that waits for a message, or does so within `grace_s`, ends by itself; then come SIGTERM and SIGKILL,
+        and Ctrl-C kills at once. Messages that nobody received are lost. What a worker raises meanwhile, or has
+        raised without any call to tell of it, is printed and not raised.
         """
         if self._closed:
             return
@@ -198,8 +199,10 @@ class Team:
         try:
             with self._interrupts:
                 for member in members:
+                    # Not read from yet: what has come from others came perhaps before.
                     member.stream.put(parts)
-                    self._attend(member)
+                    member.stream.write_some()
+                    self._supervisor.set_writing(member.stream.descriptor, member.stream.writing)
                 self._turn_until(members, _is_written_to, len(members), timeout, "the message was not taken")
         except BaseException:
             for member in members:
@@ -293,7 +296,7 @@ class Team:
             culprit = first_cause(supervisor.failures, lambda process: not self._of(process).is_a_cause())
             self._failure = self._of(culprit).error()
             self._release()
-        raise self._failure
+        raise copy(self._failure) from self._failure.__cause__
 
     def _check_usable(self) -> None:
         if self._failure is not None:

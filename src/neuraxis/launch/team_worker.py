@@ -77,8 +77,8 @@ class WorkerLine:
 
     @property
     def closed(self) -> bool:
-        """Whether the team is known to have closed, with nothing left to receive."""
-        return self._stream.at_end and not self._stream.incoming
+        """Whether the team has closed the line, or died, and nothing is left to receive. Looks, and does not wait."""
+        return self.poll() and not self._stream.incoming
 
     def receive(self, timeout: float | None = None) -> Any:
         """The next message of the team, waited for.

@@ -9,11 +9,12 @@ gets the engine's float32 forms of them (see `neuraxis.engine.arithmetic`).
 from __future__ import annotations
 
 import math
+import struct
 from decimal import Context, Decimal
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["exp", "log", "power", "sqrt"]
+__all__ = ["exp", "float32", "log", "power", "sqrt"]
 
 # Twice as many digits as a float64 has, so that rounding to float64 is the only rounding that counts.
 _CONTEXT = Context(prec=36)
@@ -36,6 +37,11 @@ def log(x: float) -> float:
 def power(x: float, y: float) -> float:
     """x > 0 to the power y."""
     return float(_CONTEXT.exp(_CONTEXT.multiply(_CONTEXT.ln(Decimal(x)), Decimal(y)))) if x else 0.0
+
+
+def float32(x: float) -> float:
+    """x rounded to float32, as kernels hold it."""
+    return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
 def sqrt(x: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.arithmetic import exp
+from neuraxis.network.arithmetic import exp, float32
 
 __all__ = ["alpha_propagators", "check_positive", "current_propagator", "leak_constants", "steps"]
 
@@ -18,7 +18,8 @@ def leak_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     decay = exp(-dt_ms / p["tau_m_ms"])
     constants: dict[str, float | int] = {
         "decay": decay,
-        "rest": float(p["e_rest_mv"] * (1.0 - decay)),
+        # With the decay as the kernel has it, so that the rest is where it should be.
+        "rest": float(p["e_rest_mv"] * (1.0 - float32(decay))),
         "refractory_steps": steps(p, "refractory_ms", dt_ms),
     }
     if "c_m_pf" in p:

@@ -3,16 +3,19 @@
     python peer_brian2.py '{"network": "brunel", "time_ms": 1000, "threads": 1}'
     python peer_brian2.py --network brunel --time_ms 1000 --threads 2
 
-Needs g++ and make. The last line printed is a JSON object. `build_seconds` is drawing the connections, generating the
-program and compiling it, `compile_seconds` the share of the last two, `start_seconds` what the program does before and after the timed run (reading the
-connections, building its queues, the `presim_ms` that do not count, writing results), `run_seconds` the program's own
-figure for the run of `time_ms` alone. Without OpenMP (one thread) that figure is Brian2's count of processor time, which a
-busy machine does not lengthen; with OpenMP it is wall time.
+Needs g++ and make. The last line printed is a JSON object:
 
-Only the spikes of each neuron are counted. With `spikes_to` they are recorded as well: the file gets `time_steps` (int64,
-the number of the step, counted from the network's first, the presimulation included, at whose end the neuron spiked), `ids`
-(int64, from 0 in the order of the populations), `population_names`, `population_sizes`, `presim_steps`, `run_steps`
-and `step_ms`.
+- `build_seconds`: drawing the connections, generating the program and compiling it; `compile_seconds` is the share of
+  generating and compiling.
+- `start_seconds`: what the program does around the timed run. It reads the connections, builds its queues, runs the
+  `presim_ms` that do not count, and writes its results.
+- `run_seconds`: the program's own figure for the run of `time_ms`. With one thread it is built without OpenMP, and
+  Brian2 then counts processor time, which a busy machine does not lengthen; with OpenMP it is wall time.
+
+Only the number of spikes of each neuron is counted. With `spikes_to` they are recorded as well, and the file gets
+`time_steps` (int64: the number of the step at whose end the neuron spiked, counted from the start of the network,
+presimulation included), `ids` (int64, from 0 in the order of the populations), `population_names`,
+`population_sizes`, `presim_steps`, `run_steps`, `step_ms`.
 
 The network is NEST's form of Brunel's: 12,500 neurons at `scale` 1 that ignore what arrives while they are
 refractory. Brian2 adds what arrives in a step after it has looked for spikes, NEST before: the same

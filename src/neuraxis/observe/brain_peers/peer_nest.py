@@ -9,16 +9,20 @@ neither preparation nor clean-up is in it, so it is less than nest.Simulate woul
 
 In a timed run nothing is recorded: `spikes` comes from NEST's own counter. The rates of single populations need
 recorders, so they are taken afterwards, over another `rates_ms` of model time that is not timed. With `spikes_to`,
-recorders run during `time_ms` instead, and the file gets what they saw: `time_steps` (int64: the number of the step,
-counted from the network's first, the presimulation included, at whose end the neuron spiked), `ids` (int64, from 0 in the order of
-the populations), `population_names`, `population_sizes`, `presim_steps`, `run_steps`, `step_ms`.
+recorders run during `time_ms` instead, and the file gets what they saw: `time_steps` (int64: the number of the step at
+whose end the neuron spiked, counted from the start of the network, presimulation included), `ids` (int64, from 0 in the
+order of the populations), `population_names`, `population_sizes`, `presim_steps`, `run_steps`, `step_ms`.
+
+`cpu_seconds` is the processor time of the run: threads that nobody disturbs use all of `run_seconds` on every core,
+as they wait without sleeping, so less than `threads` times `run_seconds` tells of a busy machine.
 
 `neurons_scale` multiplies the numbers of neurons, `in_degree_scale` the numbers of synapses that each neuron
 receives; both follow `scale` unless given:
 
 - brunel: Brunel's network with delta synapses as in NEST's example, 12,500 neurons at scale 1.
 - microcircuit: Potjans and Diesmann's, 77,169 neurons. A changed in-degree is made up for by larger weights and a
-  constant current, as in the published model, so the rates stay near those of the whole network.
+  constant current, as in the published model, so the rates stay near those of the whole network. With `drive` dc
+  that holds for scales near 1 only: a small network loses the noise that makes it fire.
 - hpc_benchmark: 11,250 plastic neurons at scale 1. Its in-degree is 11,250 at every scale of at least 1, and below that
   `in_degree_scale` follows `scale` so that no neuron has more inputs than there are neurons. Nothing makes up
   for that: with a smaller in-degree the network fires faster.
@@ -62,6 +66,7 @@ def main(argv: Sequence[str]) -> None:
     nest.resolution = STEP_MS
     nest.local_num_threads = options.threads
     nest.rng_seed = options.seed
+    nest.CopyModel("static_synapse", DEVICE_SYNAPSE, {"delay": DEVICE_DELAY_MS})
 
     started = time.perf_counter()
     populations = NETWORKS[options.network](nest, scales_of(options), options)
@@ -95,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
         "version": nest.__version__,
         "network": options.network,
         "neurons": sum(len(nodes) for nodes in populations.values()),
-        "synapses": nest.num_connections - nest.GetDefaults(GENERATOR_SYNAPSE, "num_connections"),
+        "synapses": nest.num_connections - nest.GetDefaults(DEVICE_SYNAPSE, "num_connections"),
         "threads": options.threads,
         "seed": options.seed,
         "time_ms": options.time_ms,
@@ -156,7 +161,7 @@ def add_recorders(nest: Any, populations: Populations, start_ms: float) -> list[
     recorders = []
     for nodes in populations.values():
         recorder = nest.Create("spike_recorder", params={"start": start_ms})
-        nest.Connect(nodes, recorder, syn_spec={"synapse_model": GENERATOR_SYNAPSE})
+        nest.Connect(nodes, recorder, syn_spec={"synapse_model": DEVICE_SYNAPSE})
         recorders.append(recorder)
     return recorders
 
@@ -179,15 +184,16 @@ def save_spikes(path: Path, populations: Populations, recorders: list[Any], opti
     )
 
 
-# What joins devices to neurons has a model of its own, so that its connections are not counted as synapses.
-GENERATOR_SYNAPSE = "device_synapse"
+# What joins devices to neurons has a model of its own, so that its connections are not counted as synapses. Its delay
+# is one that all three networks have: another one would change how often NEST exchanges spikes.
+DEVICE_SYNAPSE = "device_synapse"
+DEVICE_DELAY_MS = 1.5
 
 
-def add_poisson(nest: Any, nodes: Any, rate_hz: float, weight: float, delay_ms: float) -> None:
+def add_poisson(nest: Any, nodes: Any, rate_hz: float, weight: float) -> None:
     """An independent Poisson train for each of `nodes`."""
     generator = nest.Create("poisson_generator", params={"rate": rate_hz})
-    synapse = {"synapse_model": GENERATOR_SYNAPSE, "weight": weight, "delay": delay_ms}
-    nest.Connect(generator, nodes, syn_spec=synapse)
+    nest.Connect(generator, nodes, syn_spec={"synapse_model": DEVICE_SYNAPSE, "weight": weight})
 
 
 # Brunel 2000, with the numbers of NEST's own example.
@@ -195,20 +201,19 @@ def add_poisson(nest: Any, nodes: Any, rate_hz: float, weight: float, delay_ms: 
 
 def brunel(nest: Any, scales: Scales, options: argparse.Namespace) -> Populations:
     del options
-    nest.CopyModel("static_synapse", GENERATOR_SYNAPSE)
     excitatory_n, inhibitory_n = round(10_000 * scales.neurons), round(2_500 * scales.neurons)
     neuron = {"C_m": 1.0, "tau_m": 20.0, "E_L": 0.0, "V_m": 0.0, "V_th": 20.0, "V_reset": 0.0, "t_ref": 2.0}
     excitatory = nest.Create("iaf_psc_delta", excitatory_n, params=neuron)
     inhibitory = nest.Create("iaf_psc_delta", inhibitory_n, params=neuron)
     everyone = excitatory + inhibitory
-    weight_mv, delay_ms = 0.1, 1.5
-    add_poisson(nest, everyone, 20_000.0, weight_mv, delay_ms)
+    weight_mv = 0.1
+    add_poisson(nest, everyone, 20_000.0, weight_mv)
     for source, in_degree, weight in ((excitatory, 1_000, weight_mv), (inhibitory, 250, -5.0 * weight_mv)):
         # A weight that all synapses of a model share is kept once: NEST's quickest form of this network.
         model = "excitatory_synapse" if weight > 0 else "inhibitory_synapse"
         nest.CopyModel("static_synapse_hom_w", model, {"weight": weight})
         rule = {"rule": "fixed_indegree", "indegree": round(in_degree * scales.in_degree)}
-        nest.Connect(source, everyone, rule, {"synapse_model": model, "delay": delay_ms})
+        nest.Connect(source, everyone, rule, {"synapse_model": model, "delay": 1.5})
     return {"E": excitatory, "I": inhibitory}
 
 
@@ -242,7 +247,6 @@ SYNAPSE_MS = 0.5
 
 
 def microcircuit(nest: Any, scales: Scales, options: argparse.Namespace) -> Populations:
-    nest.CopyModel("static_synapse", GENERATOR_SYNAPSE)
     pairs = np.outer(NEURONS, NEURONS).astype(np.float64)
     # The probability is that of at least one synapse between two neurons; synapses are drawn with replacement.
     synapses = np.log(1.0 - PROBABILITY) / np.log((pairs - 1.0) / pairs)
@@ -252,10 +256,9 @@ def microcircuit(nest: Any, scales: Scales, options: argparse.Namespace) -> Popu
 
     # A smaller in-degree with weights larger by the root keeps the input's variance; the current keeps its mean.
     shrink = math.sqrt(scales.in_degree)
-    charge_pc_per_s = (weights * synapses / NEURONS[:, np.newaxis]) @ MEAN_RATES_HZ[options.mean_rates]
-    external = external_weight * EXTERNAL_IN_DEGREE * EXTERNAL_RATE_HZ
-    current_pa = 1e-3 * SYNAPSE_MS * (1.0 - shrink) * charge_pc_per_s
-    current_pa += 1e-3 * SYNAPSE_MS * external * (1.0 if options.drive == "dc" else 1.0 - shrink)
+    recurrent_pa = 1e-3 * SYNAPSE_MS * (weights * synapses / NEURONS[:, np.newaxis]) @ MEAN_RATES_HZ[options.mean_rates]
+    external_pa = 1e-3 * SYNAPSE_MS * external_weight * EXTERNAL_IN_DEGREE * EXTERNAL_RATE_HZ
+    current_pa = (1.0 - shrink) * recurrent_pa + external_pa * (1.0 if options.drive == "dc" else 1.0 - shrink)
 
     populations = {}
     sizes = np.round(NEURONS * scales.neurons).astype(int)
@@ -266,7 +269,7 @@ def microcircuit(nest: Any, scales: Scales, options: argparse.Namespace) -> Popu
     if options.drive == "poisson":
         in_degrees = np.round(EXTERNAL_IN_DEGREE * scales.in_degree)
         for nodes, in_degree in zip(populations.values(), in_degrees, strict=True):
-            add_poisson(nest, nodes, EXTERNAL_RATE_HZ * in_degree, external_weight / shrink, 1.5)
+            add_poisson(nest, nodes, EXTERNAL_RATE_HZ * in_degree, external_weight / shrink)
 
     numbers = np.round(synapses * scales.neurons * scales.in_degree).astype(int)
     for row, target in enumerate(populations.values()):
@@ -294,12 +297,11 @@ def exponential_peak_mv(membrane_ms: float, synapse_ms: float, capacitance_pf: f
     return span_ms / capacitance_pf * (math.exp(-peak_ms / membrane_ms) - math.exp(-peak_ms / synapse_ms))
 
 
-# NEST's benchmark for large machines: a plastic network, in which only the delays and in-degrees are homogeneous.
+# NEST's benchmark for large machines, with plastic synapses between the excitatory neurons.
 
 
 def hpc_benchmark(nest: Any, scales: Scales, options: argparse.Namespace) -> Populations:
     del options
-    nest.CopyModel("static_synapse", GENERATOR_SYNAPSE)
     membrane_ms, synapse_ms, capacitance_pf, threshold_mv = 10.0, 0.32582722403722841, 250.0, 20.0
     neuron = {
         "C_m": capacitance_pf,
@@ -318,10 +320,9 @@ def hpc_benchmark(nest: Any, scales: Scales, options: argparse.Namespace) -> Pop
     everyone.V_m = nest.random.normal(5.7, 7.2)
 
     weight_pa = 0.14 / alpha_peak_mv(membrane_ms, synapse_ms, capacitance_pf)
-    charge_pc = weight_pa * math.e * synapse_ms / 1000.0
-    threshold_rate_hz = 1000.0 * threshold_mv * capacitance_pf / (membrane_ms * 1000.0 * charge_pc)
-    delay_ms = 1.5
-    add_poisson(nest, everyone, 1.685 * threshold_rate_hz, weight_pa, delay_ms)
+    # The input that would just hold the mean potential at the threshold; e tau is the area under a current of peak 1.
+    threshold_rate_hz = 1000.0 * threshold_mv * capacitance_pf / (membrane_ms * weight_pa * math.e * synapse_ms)
+    add_poisson(nest, everyone, 1.685 * threshold_rate_hz, weight_pa)
 
     # The forms with short addresses: they need the least memory, as the benchmark is meant to be run.
     plastic = {"lambda": 0.1, "alpha": 0.0513, "mu": 0.4, "tau_plus": 15.0, "weight": weight_pa}
@@ -340,7 +341,7 @@ def hpc_benchmark(nest: Any, scales: Scales, options: argparse.Namespace) -> Pop
             "allow_autapses": False,
             "allow_multapses": True,
         }
-        nest.Connect(source, target, rule, {"synapse_model": model, "delay": delay_ms})
+        nest.Connect(source, target, rule, {"synapse_model": model, "delay": 1.5})
     return {"E": excitatory, "I": inhibitory}
 
 

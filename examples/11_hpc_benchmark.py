@@ -1,0 +1,30 @@
+"""NEST's hpc_benchmark: a network whose excitatory synapses learn (STDP), with 11,250 inputs for every neuron.
+
+python examples/11_hpc_benchmark.py --scale 0.1 --time-ms 200
+python examples/11_hpc_benchmark.py --workers 2 --discard-ms 50 --time-ms 250        (1 GB of memory)
+
+See src/neuraxis/network/library/hpc_benchmark.py for the model.
+"""
+
+from neuraxis.network.library import hpc_benchmark
+from neuraxis.observe.network_command import RunOptions, network_app, run_and_report
+
+app = network_app("The plastic network of NEST's hpc_benchmark.")
+
+
+@app.default
+def main(*, scale: float = 1.0, plastic: bool = True, run: RunOptions = RunOptions()) -> None:  # noqa: B008
+    """Run the benchmark's network.
+
+    Parameters
+    ----------
+    scale
+        Neurons in units of 11,250; each has 11,250 inputs whatever the scale.
+    plastic
+        Whether the synapses between excitatory neurons learn.
+    """
+    run_and_report(hpc_benchmark(scale, plastic, seed=run.seed), run)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,9 @@
+"""Networks from the literature, to start from and to measure with."""
+
+from __future__ import annotations
+
+from neuraxis.network.library.brunel import brunel
+from neuraxis.network.library.hpc_benchmark import hpc_benchmark
+from neuraxis.network.library.microcircuit import microcircuit
+
+__all__ = ["brunel", "hpc_benchmark", "microcircuit"]
