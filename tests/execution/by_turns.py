@@ -7,6 +7,7 @@ can be tried in little time, uneven ones and shards that run far ahead of others
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,7 @@ class ByTurns:
     def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
         placement = self._cut(network)
         outboxes = Outboxes.private(network, placement)
-        self._runners = [
-            ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)
-        ]
+        self._runners = [ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)]
         reports = [runner.report() for runner in self._runners]
         return BuildReport(
             sum(one.static_synapses for one in reports),
@@ -99,7 +98,7 @@ class ByTurns:
         for runner in self._runners:
             runner.restore(folder, files)
         for runner in self._runners:
-            _pub(runner)
+            runner.publish()
 
     def close(self) -> None:
         self._runners = []
@@ -109,12 +108,7 @@ class ByTurns:
         for population in network.populations:
             cuts = np.sort(self._random.integers(0, population.n, self.workers - 1, endpoint=True))
             borders = [0, *cuts.tolist(), population.n]
-            for shard, (first, last) in enumerate(zip(borders, borders[1:], strict=False)):
+            for shard, (first, last) in enumerate(pairwise(borders)):
                 if last > first:
                     held[shard].append(Slice(population.index, first, last))
         return tuple(map(tuple, held))
-
-
-def _pub(r):
-    import ctypes
-    ctypes.c_int64.from_address(int(r.shard.outboxes.done[r.shard.me])).value = r.shard.step

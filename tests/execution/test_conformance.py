@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuraxis.engine import plastic_tables, shard
 from neuraxis.execution import Executor, ParallelExecutor, SequentialExecutor, Simulation
+from neuraxis.network.models import lif_delta, spike_source
 from tests.execution.by_turns import ByTurns
 from tests.execution.networks import NETWORKS, driven
 
@@ -231,6 +233,38 @@ def test_however_the_network_is_cut_and_in_whatever_order_the_shards_run(
         assert_same(look(simulation), reference(network))
 
 
+@pytest.mark.parametrize("executor", ["sequential", "by turns 7"])
+@pytest.mark.parametrize("network", ["mixed models", "every neuron learns"])
+def test_little_room_for_what_is_recorded(network: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard stops whenever a buffer is full, in whatever step that is."""
+    expected = reference(network)
+    monkeypatch.setattr(shard, "RECORD_ROOM", 3)
+    monkeypatch.setattr(shard, "SAMPLE_ROOM", 5)
+    with Simulation(NETWORKS[network].make(SEED), executor=EXECUTORS[executor]()) as simulation:
+        simulation.step(NETWORKS[network].steps)
+        assert_same(look(simulation), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("network", ["every neuron learns", "reward and fatigue"])
+def test_little_room_for_spikes_to_learn_from(
+    network: str, workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Histories of spikes begin with room for one and grow, differently in each shard; also in a saved state."""
+    expected = reference(network)
+    monkeypatch.setattr(plastic_tables, "FIRST_CAPACITY", 1)
+    steps = NETWORKS[network].steps
+    with Simulation(NETWORKS[network].make(SEED), executor=ByTurns(workers)) as simulation:
+        simulation.step(steps // 3)
+        simulation.save(tmp_path)
+        simulation.step(steps - simulation.steps)
+        assert_same(look(simulation), expected)
+    with Simulation(NETWORKS[network].make(SEED), executor=ByTurns(3)) as simulation:
+        simulation.restore(tmp_path)
+        simulation.step(steps - simulation.steps)
+        assert_same(look(simulation), expected, since_ms=steps // 3 * simulation.network.dt_ms)
+
+
 # --- a fingerprint tells what differs ---
 
 
@@ -256,8 +290,6 @@ def fingerprint_of(change: Callable[[Any], None], steps: int = 200) -> str:
 def test_one_more_spike_gives_another_fingerprint() -> None:
     def source_with(times_ms: list[float]) -> Callable[[Any], None]:
         def change(network: Any) -> None:
-            from neuraxis.network.models import spike_source
-
             network.population("source", 3, spike_source)  # connected to nobody: nothing but its spikes differs
             network.spikes("source", times_ms, [1] * len(times_ms))
 
@@ -272,8 +304,6 @@ def test_one_more_spike_gives_another_fingerprint() -> None:
 def test_a_state_that_differs_gives_another_fingerprint() -> None:
     def start_at(v_mv: float) -> Callable[[Any], None]:
         def change(network: Any) -> None:
-            from neuraxis.network.models import lif_delta
-
             network.population("silent", 2, lif_delta, v_mv=[-70.0, v_mv])
 
         return change

@@ -31,6 +31,7 @@ __all__ = [
     "bits_to_float32",
     "call_fold",
     "copy_bytes",
+    "cycles",
     "fetch_add",
     "float32_to_bits",
     "load",
@@ -159,6 +160,17 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.int64), codegen
+
+
+@intrinsic
+def cycles(typingctx: Any) -> Any:
+    """The processor's own clock, in ticks of its constant rate."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.int64(), codegen
 
 
 @intrinsic

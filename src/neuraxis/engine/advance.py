@@ -1,10 +1,11 @@
 """The kernel that runs a shard: steps of wait, collect, deliver, update, publish, with no Python in between.
 
 The way of a spike: it is born in `_update_slices`, leaves in the shard's *outbox* (memory that the others can read), is
-put into every shard's *history* by `_collect` when they need it, and is delivered from there by `_deliver_static` and
-`_deliver_plastic` into the *accumulators* of its targets, in the step in which it arrives. Delivery is deferred:
-a synapse with delay d is looked at d steps after the spike, not when the spike comes in, so one accumulator for
-each neuron is enough and stays in the cache, where a ring with a slot for each delay would not.
+put into every shard's *history* by `_collect` when they need it, is entered into the *calendar* of each table of
+synapses by `_schedule`, and delivered by `_deliver_static` and `_deliver_plastic` into the *accumulators* of its
+targets, in the step in which it arrives. Delivery is deferred: a synapse with delay d is looked at d steps after the
+spike, not when the spike comes in, so one accumulator for each neuron is enough and stays in the cache, where a ring
+with a slot for each delay would not.
 
 A step is complete or not begun: `advance` returns only between steps, so it can be left and entered again at any time.
 """
@@ -16,7 +17,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from neuraxis.comm.atomics import bits_to_float32, load_acquire, prefetch, relax, store_release, yield_cpu
+from neuraxis.comm.atomics import (
+    bits_to_float32,
+    cycles,
+    load_acquire,
+    prefetch,
+    relax,
+    store_release,
+    yield_cpu,
+)
 from neuraxis.compiled import compiled
 from neuraxis.engine.generated import BLOCK
 from neuraxis.engine.learning import deliver_segment, note_post_spike, reward, scale_weights
@@ -51,7 +60,10 @@ from neuraxis.engine.plan import (
     M_END,
     M_FIRST,
     M_LEVEL,
+    NO_CALENDAR_ROOM,
     NO_ROOM,
+    P_COLLECTED,
+    P_DELIVERED,
     P_DONE,
     P_EVENTS,
     P_FIRST_IDS,
@@ -75,10 +87,11 @@ from neuraxis.engine.plan import (
     P_SAMPLE_ROOM,
     P_SAMPLED,
     P_SAMPLES,
-    P_SEGMENTS,
     P_SLOTS,
     P_SPIKES,
     P_STEP,
+    P_UPDATED,
+    P_WAITED,
     P_WORKERS,
     R_AMOUNT,
     R_DELAY,
@@ -105,12 +118,14 @@ from neuraxis.engine.plan import (
     S_RECORD,
     S_STREAM_BYTES,
     S_UPDATE,
-    SEGMENT_BUFFER,
     T_ACCUMULATORS,
+    T_CALENDAR,
     T_CLASSES,
     T_DELAYS,
+    T_DUE,
     T_FIRST_ROWS,
     T_INDEX,
+    T_ROOM,
     T_SHIFTS,
     T_WIDE,
     T_WORDS_ADDRESS,
@@ -118,10 +133,23 @@ from neuraxis.engine.plan import (
 )
 from neuraxis.engine.random import mix
 
-__all__ = ["advance", "set_currents"]
+__all__ = ["advance", "schedule_again", "set_currents"]
 
 _LINE = 64
-_AHEAD = 6  # segments that are asked for before their turn
+_AHEAD = np.uint64(8)  # segments that are asked for before their turn
+_LINES = 5  # of each
+
+# A segment in the calendar: 8 bits shift, 24 bits size, 32 bits start.
+_LOW = np.uint64(0xFFFFFFFF)
+_SIZE = np.uint64(0xFFFFFF)
+
+
+@compiled
+def schedule_again(plan: Any, tables: Any, now: int) -> None:
+    """Enter all spikes of the history into empty calendars, for the steps after `now`."""
+    for i in range(tables.shape[0]):
+        for s in range(max(1, now - plan[P_SLOTS] + 1), now - plan[P_LOOKAHEAD] + 1):
+            _schedule(plan, tables[i], s, now)
 
 
 @compiled
@@ -139,22 +167,41 @@ def advance(
         for i in range(plastic.shape[0]):
             if plastic[i, L_FULL]:
                 return NO_ROOM
-        if not _others_are_there(plan, t, spins, yields):
+        for i in range(tables.shape[0]):
+            if not _calendar_has_room(plan, tables[i]):
+                return NO_CALENDAR_ROOM
+        clock = cycles()
+        there = _others_are_there(plan, t, spins, yields)
+        clock = _spent(plan, P_WAITED, clock)
+        if not there:
             return WAITING
         _collect(plan, t)
+        for i in range(tables.shape[0]):
+            _schedule(plan, tables[i], t - plan[P_LOOKAHEAD], t - 1)
+        clock = _spent(plan, P_COLLECTED, clock)
         for i in range(tables.shape[0]):
             _deliver_static(plan, tables[i], t)
         for i in range(plastic.shape[0]):
             _deliver_plastic(plan, plastic[i], t)
+        clock = _spent(plan, P_DELIVERED, clock)
         _update_modulators(plan, modulators, releases, t)
         _update_slices(plan, slices, poissons, pulses, plastic, t)
         _learn(plastic, modulators, t)
+        clock = _spent(plan, P_UPDATED, clock)
         for i in range(probes.shape[0]):
             if t % probes[i, B_EVERY] == 0:
                 _sample(plan, probes[i])
         plan[P_STEP] = t
         store_release(i64(plan[P_DONE], plan[P_WORKERS])[plan[P_ME]], t)
     return DONE
+
+
+@njit
+def _spent(plan: Any, word: Any, since: Any) -> Any:
+    """Count the time since a reading of the clock to a word of the plan; the clock now."""
+    now = cycles()
+    plan[word] += now - since
+    return now
 
 
 @njit
@@ -182,8 +229,6 @@ def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
 def _collect(plan: Any, t: Any) -> None:
     """Put everybody's spikes of the step that can be felt from now on into the history, population by population."""
     s = t - plan[P_LOOKAHEAD]
-    if s < 1:
-        return
     populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
     slot = s % plan[P_SLOTS]
     offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
@@ -192,7 +237,10 @@ def _collect(plan: Any, t: Any) -> None:
     strides = i64(plan[P_OUTBOX_STRIDES], workers)
     at = s % plan[P_OUTBOX_SLOTS]
     n = 0
-    offsets[0] = 0
+    for p in range(populations + 1):
+        offsets[p] = 0
+    if s < 1:
+        return
     if workers == 1:
         box = i32(outboxes[0] + at * strides[0], 1 << 30)
         for p in range(populations + 1):
@@ -210,81 +258,108 @@ def _collect(plan: Any, t: Any) -> None:
 
 
 @njit
-def _deliver_static(plan: Any, table: Any, t: Any) -> None:
-    """Add the weights of all static synapses at which a spike arrives in step t.
+def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
+    """Enter the segments of the spikes of step s into the calendar, for the steps after `after` in which they are due.
 
-    First the segments are looked up and listed, then they are walked, each asked for from memory a few turns ahead:
-    they lie anywhere in gigabytes, and waiting for each in turn would take longer than everything else.
+    Everything about a spike is looked up here once, in one sweep over its row of the index. Looking up each segment
+    when it is due would go to another place in memory for each of the thousands of spikes that are under way.
     """
     populations, slots = plan[P_POPULATIONS], plan[P_SLOTS]
+    slot = s % slots
+    offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
+    if offsets[populations] == 0:
+        return
+    ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
     first_ids = i64(plan[P_FIRST_IDS], populations + 1)
     first_rows = i64(table[T_FIRST_ROWS], populations)
     shifts = i64(table[T_SHIFTS], populations)
-    classes = table[T_CLASSES]
-    delays = i64(table[T_DELAYS], classes)
+    classes = np.uint64(table[T_CLASSES])
+    delays = i64(table[T_DELAYS], table[T_CLASSES])
     index = u32(table[T_INDEX], 1 << 40)
-    listed = i64(plan[P_SEGMENTS], 3 * SEGMENT_BUFFER)
-    word_bytes = 8 if table[T_WIDE] else 4
-    n = 0
-    for c in range(classes):
-        s = t - delays[c]
-        if s < 1:
-            break
-        slot = s % slots
-        offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
-        if offsets[populations] == 0:
+    room = table[T_ROOM]
+    calendar = u64(table[T_CALENDAR], slots * room)
+    due = i64(table[T_DUE], slots)
+    first_class = np.uint64(0)
+    while first_class < classes and s + delays[first_class] <= after:
+        first_class += np.uint64(1)
+    for p in range(populations):
+        if first_rows[p] < 0:
             continue
-        ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
-        for p in range(populations):
-            if first_rows[p] < 0:
-                continue
-            base = first_rows[p] - first_ids[p]
-            for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
-                segment = (base + np.int64(ids[i])) * classes + c
-                start, end = np.int64(index[segment]), np.int64(index[segment + 1])
-                if end > start:
-                    listed[n] = start
-                    listed[SEGMENT_BUFFER + n] = end
-                    listed[2 * SEGMENT_BUFFER + n] = shifts[p]
-                    n += 1
-                    if n == SEGMENT_BUFFER:
-                        _walk(plan, table, listed, n, word_bytes)
-                        n = 0
-    _walk(plan, table, listed, n, word_bytes)
+        shift = np.uint64(shifts[p]) << np.uint64(56)
+        for i in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):
+            row = np.uint64(first_rows[p] + np.int64(ids[i]) - first_ids[p]) * classes
+            start = np.uint64(index[row + first_class])
+            for c in range(first_class, classes):
+                end = np.uint64(index[row + c + np.uint64(1)])
+                at = np.uint64((s + delays[c]) % slots)
+                n = due[at]
+                calendar[at * np.uint64(room) + np.uint64(n)] = shift | ((end - start) << np.uint64(32)) | start
+                due[at] = n + np.int64(end > start)  # an empty one is written over
+                start = end
 
 
 @njit
-def _walk(plan: Any, table: Any, listed: Any, n: Any, word_bytes: Any) -> None:
+def _calendar_has_room(plan: Any, table: Any) -> Any:
+    """Whether a calendar has room for the spikes of any one step."""
+    due = i64(table[T_DUE], plan[P_SLOTS])
+    most = np.int64(0)
+    for slot in range(plan[P_SLOTS]):
+        most = max(most, due[slot])
+    return most + plan[P_NEURONS] + 1 <= table[T_ROOM]
+
+
+@njit
+def _deliver_static(plan: Any, table: Any, t: Any) -> None:
+    """Add the weights of all static synapses at which a spike arrives in step t.
+
+    The segments lie anywhere in gigabytes, so each is asked for from memory a few turns before it is walked. Places
+    are unsigned: for a signed one Numba would ask at each access whether it counts from the end.
+    """
+    slot = t % plan[P_SLOTS]
+    due = i64(table[T_DUE], plan[P_SLOTS])
+    n = np.uint64(due[slot])
+    due[slot] = 0
+    segments = u64(table[T_CALENDAR] + slot * table[T_ROOM] * 8, table[T_ROOM])
     address = table[T_WORDS_ADDRESS]
     accumulators = i32(table[T_ACCUMULATORS], 1 << 40)
-    events = np.int64(0)
+    events = np.uint64(0)
     for i in range(min(_AHEAD, n)):
-        for line in range(listed[i] * word_bytes, listed[SEGMENT_BUFFER + i] * word_bytes, _LINE):
-            prefetch(address + line)
+        _ask_for(address, table[T_WIDE], segments[i])
     if table[T_WIDE]:
         wide = u64(address, 1 << 40)
         for i in range(n):
             if i + _AHEAD < n:
-                j = i + _AHEAD
-                for line in range(listed[j] * 8, listed[SEGMENT_BUFFER + j] * 8, _LINE):
-                    prefetch(address + line)
-            for k in range(listed[i], listed[SEGMENT_BUFFER + i]):
+                _ask_for(address, 1, segments[i + _AHEAD])
+            start = segments[i] & _LOW
+            size = (segments[i] >> np.uint64(32)) & _SIZE
+            for k in range(start, start + size):
                 word = wide[k]
-                accumulators[np.int64(word & np.uint64(0xFFFFFFFF))] += np.int32(np.int64(word) >> 32)
-            events += listed[SEGMENT_BUFFER + i] - listed[i]
+                accumulators[word & _LOW] += np.int32(np.int64(word) >> 32)
+            events += size
     else:
         narrow = u32(address, 1 << 40)
         for i in range(n):
             if i + _AHEAD < n:
-                j = i + _AHEAD
-                for line in range(listed[j] * 4, listed[SEGMENT_BUFFER + j] * 4, _LINE):
-                    prefetch(address + line)
-            shift = np.int32(listed[2 * SEGMENT_BUFFER + i])
-            for k in range(listed[i], listed[SEGMENT_BUFFER + i]):
+                _ask_for(address, 0, segments[i + _AHEAD])
+            start = segments[i] & _LOW
+            size = (segments[i] >> np.uint64(32)) & _SIZE
+            shift = np.int32(segments[i] >> np.uint64(56))
+            for k in range(start, start + size):
                 word = narrow[k]
-                accumulators[np.int64(word & np.uint32(0xFFFF))] += (np.int32(word) >> np.int32(16)) << shift
-            events += listed[SEGMENT_BUFFER + i] - listed[i]
-    plan[P_EVENTS] += events
+                accumulators[np.uint64(word & np.uint32(0xFFFF))] += (np.int32(word) >> np.int32(16)) << shift
+            events += size
+    plan[P_EVENTS] += np.int64(events)
+
+
+@njit
+def _ask_for(address: Any, wide: Any, segment: Any) -> None:
+    """Ask for the first cache lines of a segment; the processor itself sees what comes after them."""
+    first = address + (np.int64(segment & _LOW) << (2 + wide))
+    size = np.int64((segment >> np.uint64(32)) & _SIZE) << (2 + wide)
+    last = first + min(size, _LINES * _LINE)
+    while first < last:
+        prefetch(first)
+        first += _LINE
 
 
 @njit

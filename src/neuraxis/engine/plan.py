@@ -28,7 +28,6 @@ P_OUTBOX_STRIDES: Final = next(_next)  # int64[workers]: bytes of a slot of each
 P_DONE: Final = next(_next)  # int64[workers]: addresses of the words with the last step that a worker published
 P_LAGS: Final = next(_next)  # int64[workers]: step t needs that the other has done t - lag
 P_FLAGS: Final = next(_next)  # uint8[BLOCK + 8]
-P_SEGMENTS: Final = next(_next)  # int64[3, SEGMENT_BUFFER]
 P_RECORD: Final = next(_next)  # uint64[record room]: step << 32 | id
 P_RECORD_ROOM: Final = next(_next)
 P_RECORDED: Final = next(_next)
@@ -40,6 +39,10 @@ P_LARGEST_STEP_SAMPLE: Final = next(_next)
 P_SPIKES: Final = next(_next)  # int64[populations]: spikes of this shard's neurons so far
 P_EVENTS: Final = next(_next)  # synaptic events so far
 P_HASH: Final = next(_next)  # the sum of the hashes of the spikes so far
+P_WAITED: Final = next(_next)  # ticks of the processor's clock spent waiting for others
+P_COLLECTED: Final = next(_next)  # ... collecting spikes
+P_DELIVERED: Final = next(_next)  # ... delivering them
+P_UPDATED: Final = next(_next)  # ... updating neurons
 P_WORDS: Final = next(_next)
 
 # --- slices: a row for each part of a population that lives here ----------------------------------
@@ -96,6 +99,9 @@ T_DELAYS: Final = next(_next)  # int64[classes]
 T_ACCUMULATORS: Final = next(_next)
 T_FIRST_ROWS: Final = next(_next)  # int64[populations]: the row of the population's neuron 0, or -1
 T_SHIFTS: Final = next(_next)  # int64[populations]
+T_CALENDAR: Final = next(_next)  # uint64[slots, room]: segments to deliver, by the step in which they are due
+T_DUE: Final = next(_next)  # int64[slots]: how many there are
+T_ROOM: Final = next(_next)
 T_WORDS: Final = next(_next)
 
 # --- tables of plastic synapses: one for each plastic projection ----------------------------------
@@ -176,7 +182,6 @@ B_IDS: Final = next(_next)  # int64[count]: neurons of the slice
 B_COUNT: Final = next(_next)
 B_WORDS: Final = next(_next)
 
-SEGMENT_BUFFER: Final = 2048
 DECAY_CELLS: Final = 256
 
 # What `advance` answers.
@@ -184,3 +189,4 @@ DONE: Final = 0  # the steps asked for are complete
 WAITING: Final = 1  # another worker has not come so far yet
 FULL: Final = 2  # what was recorded must be taken away first
 NO_ROOM: Final = 3  # a history of post spikes must grow first
+NO_CALENDAR_ROOM: Final = 4  # so must a table's calendar

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
-from neuraxis.engine.advance import advance, set_currents
+from neuraxis.engine.advance import advance, schedule_again, set_currents
 from neuraxis.engine.encoding import initial_values
 from neuraxis.engine.generated import BLOCK, POISSON_SIZES, BlockLayout, poisson_function, update_function
 from neuraxis.engine.learning import flush_tables
@@ -32,6 +32,7 @@ __all__ = ["NeuronPart", "Outboxes", "Shard", "lookahead"]
 
 RECORD_ROOM = 1 << 17
 SAMPLE_ROOM = 1 << 18
+FIRST_CALENDAR_ROOM = 1 << 14
 FOR_EVER = 2**62
 
 
@@ -145,6 +146,8 @@ class Shard:
         self.outboxes = outboxes
         self.clipped = np.zeros(2, np.int64)
         self._keep: list[object] = []
+        self._calendars: list[NDArray[np.uint64]] = []
+        self._due = np.zeros((0, 0), np.int64)
         self.parts = self._make_parts()
         size = max(
             (p.accumulators.first + p.accumulators.blocks * p.accumulators.stride for p in self.parts), default=1
@@ -168,9 +171,12 @@ class Shard:
                 self.plan, self.slice_rows, self.poisson_rows, self.pulse_rows, self.table_rows, self.plastic_rows,
                 self.modulator_rows, self.release_rows, self.probe_rows, until, spins, yields,
             )  # fmt: skip
-            if answer != w.NO_ROOM:
+            if answer == w.NO_ROOM:
+                self._make_room()
+            elif answer == w.NO_CALENDAR_ROOM:
+                self._make_calendars(2 * self._calendars[0].shape[1])
+            else:
                 return answer
-            self._make_room()
 
     def _make_room(self) -> None:
         """Let histories of post spikes forget what was applied; where that does not help, make them longer."""
@@ -181,6 +187,25 @@ class Shard:
                 if recent:
                     table.set_capacity(2 * table.post_steps.shape[1])
         flush_tables(self.plastic_rows, self.step)
+
+    def _make_calendars(self, room: int) -> None:
+        """Calendars for `room` segments in each step; what is in those that there are stays."""
+        before, self._calendars = self._calendars, []
+        for i, row in enumerate(self.table_rows):
+            calendar = np.empty((self.slots, room), np.uint64)
+            if before:
+                calendar[:, : before[i].shape[1]] = before[i]
+            self._calendars.append(calendar)
+            row[w.T_CALENDAR], row[w.T_ROOM] = calendar.ctypes.data, room
+            row[w.T_DUE] = self._due[i].ctypes.data
+
+    def schedule_again(self, now: int) -> None:
+        """Set the calendars by the history alone, for the steps after `now`."""
+        self._due[:] = 0
+        needed = int(self._history_offsets[:, -1].sum()) + 1
+        if self._calendars and needed > self._calendars[0].shape[1]:
+            self._make_calendars(2 * needed)
+        schedule_again(self.plan, self.table_rows, now)
 
     def flush(self) -> None:
         """Bring all plastic weights up to date. This changes no result."""
@@ -312,7 +337,6 @@ class Shard:
         workers = len(self.placement)
         self._lags = np.full(workers, min(self.lookahead, self.outboxes.slots - self.lookahead), np.int64)
         self._flags = np.zeros(BLOCK + 8, np.uint8)
-        self._segments = np.zeros((3, w.SEGMENT_BUFFER), np.int64)
         self._spikes = np.zeros(populations, np.int64)
 
         self.slice_rows = np.zeros((len(self.parts), w.S_WORDS), np.int64)
@@ -334,6 +358,8 @@ class Shard:
             row[w.T_ACCUMULATORS] = self.accumulators.ctypes.data + 4 * static.first_accumulator
             row[w.T_FIRST_ROWS] = static.first_rows.ctypes.data
             row[w.T_SHIFTS] = static.shifts.ctypes.data
+        self._due = np.zeros((len(self.static), slots), np.int64)
+        self._make_calendars(neurons + FIRST_CALENDAR_ROOM)
 
         self.plastic_rows = np.zeros((len(self.plastic), w.L_WORDS), np.int64)
         for row, table in zip(self.plastic_rows, self.plastic, strict=True):
@@ -376,7 +402,6 @@ class Shard:
             (w.P_DONE, self.outboxes.done),
             (w.P_LAGS, self._lags),
             (w.P_FLAGS, self._flags),
-            (w.P_SEGMENTS, self._segments),
             (w.P_RECORD, self._record),
             (w.P_SAMPLES, self._samples),
             (w.P_SPIKES, self._spikes),
@@ -504,6 +529,10 @@ class Shard:
                 places = np.flatnonzero((wanted >= part.part.first) & (wanted < part.part.last))
                 if len(places):
                     yield probe, part, places, np.ascontiguousarray(wanted[places] - part.part.first, np.int64)
+
+    def publish(self) -> None:
+        """Say to the others that this shard has completed its present step."""
+        ctypes.c_int64.from_address(int(self.outboxes.done[self.me])).value = self.step
 
     def resume(self, step: int) -> None:
         """Go on after `step`: everything that is a function of the step is set to it."""

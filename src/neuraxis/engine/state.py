@@ -115,6 +115,7 @@ def install_state(shard: Shard, saved: Saved) -> None:
     shard.plan[w.P_RECORDED] = 0
     shard.plan[w.P_SAMPLED] = 0
     _put_spikes_under_way(shard, saved)
+    shard.schedule_again(saved.step)
     shard.resume(saved.step)
 
 

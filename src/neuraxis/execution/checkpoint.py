@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -185,14 +186,14 @@ def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-        saved, state, files = manifest["network"], folder / str(manifest["state"]), [str(f) for f in manifest["files"]]
+        saved, name, files = dict(manifest["network"]), str(manifest["state"]), [str(f) for f in manifest["files"]]
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: no saved state here ({MANIFEST} is missing)") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a saved state: {error!r}") from error
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {manifest.get('format')!r}; this version reads format {FORMAT}")
-    if state.parent != folder or any(Path(name).name != name for name in files) or not files:
+    if any(_is_elsewhere(one) for one in (name, *files)) or not files:
         raise CheckpointError(f"{path}: names files outside its folder")
     here = describe_network(network)
     for field in ("seed", "dt_ms", "populations", "projections", "digest"):
@@ -201,7 +202,12 @@ def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
                 f"{folder}: was saved from another network: {field} was {saved.get(field)!r}, "
                 f"here it is {here[field]!r}"
             )
-    return state, files
+    return folder / name, files
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Whether a name is more than that of something in a folder."""
+    return Path(name).name != name or name in ("", ".", "..")
 
 
 def describe_network(network: Network) -> dict[str, Any]:
@@ -209,13 +215,20 @@ def describe_network(network: Network) -> dict[str, Any]:
     digest = hashlib.sha256()
     for population in network.populations:
         model = population.model
-        digest.update(
-            repr((population.name, population.n, model.source, sorted(model.values(network.dt_ms).items()))).encode()
-        )
+        constants = sorted(model.values(network.dt_ms).items())
+        _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
     for p in network.projections:
-        digest.update(
-            repr((p.name, p.pre.name, p.post.name, p.rule, p.weight, p.delay_ms, p.receptor, p.plasticity)).encode()
-        )
+        _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
+    for poisson in network.poisson_inputs:
+        _digest(digest, poisson.population.name, poisson.rate_hz, poisson.weight, poisson.receptor)
+        _digest(digest, poisson.start_ms, poisson.stop_ms)
+    for spikes in network.spike_inputs:
+        _digest(digest, spikes.population.name, spikes.times_ms, spikes.ids)
+    for current in network.current_inputs:
+        _digest(digest, current.population.name, current.amplitude_pa, current.start_ms, current.stop_ms)
+    for modulation in network.modulations:
+        _digest(digest, modulation.population.name, modulation.modulator, modulation.amount, modulation.delay_ms)
+    _digest(digest, *network.neuromodulators)
     return {
         "seed": network.seed,
         "dt_ms": network.dt_ms,
@@ -223,3 +236,17 @@ def describe_network(network: Network) -> dict[str, Any]:
         "projections": [p.name for p in network.projections],
         "digest": digest.hexdigest(),
     }
+
+
+def _digest(digest: Any, *values: object) -> None:
+    """Add values to a digest: arrays in full, dataclasses field by field, anything else as it prints."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, tuple | list):
+            _digest(digest, *value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            digest.update(type(value).__name__.encode())
+            _digest(digest, *(getattr(value, field.name) for field in fields(value)))
+        else:
+            digest.update(repr(value).encode() + b"\0")

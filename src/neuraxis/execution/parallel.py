@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.placement import Slice, place
 from neuraxis.engine.shard import Outboxes
-from neuraxis.errors import InvalidArgument, ShardFailed, WorkerFailed
+from neuraxis.errors import InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
 from neuraxis.execution.worker import serve
 from neuraxis.launch import Team
@@ -127,6 +127,14 @@ class ParallelExecutor:
             return self._team.gather(timeout=self._timeout_s)
         except WorkerFailed as error:
             self._fail(error)
+        except LineTimeout as error:
+            # Who is late may answer later, when nobody expects it: there is no going on from here.
+            self.close()
+            late = ", ".join(str(rank) for rank in error.ranks)
+            raise ShardFailed(
+                f"worker {late} did not answer {command!r} within {self._timeout_s:g} s, and was ended",
+                worker=error.ranks[0] if error.ranks else -1,
+            ) from error
 
     def _receive(self) -> tuple[int, Any]:
         assert self._team is not None
@@ -167,4 +175,4 @@ class ParallelExecutor:
 
 def _patience(workers: int) -> tuple[int, int]:
     """How often to look for another worker before yielding the core, and how often to yield before sleeping."""
-    return (5000, 200) if workers <= usable_cores() else (20, 2000)
+    return (3000, 20000) if workers <= usable_cores() else (20, 20000)

@@ -86,6 +86,11 @@ class Recording:
         """Forget what is in memory."""
         self._steps, self._ids, self._samples = [], [], {}
 
+    def abandon(self) -> None:
+        """Leave the file as it is, under its temporary name, with what was written so far; an older one stays."""
+        if self._file is not None:
+            self._file.abandon()
+
     def close(self) -> None:
         """Finish the file, if there is one."""
         if self._file is not None:

@@ -76,6 +76,10 @@ class ShardRunner:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
         return Counters(shard.step, shard.spike_counts.copy(), shard.events, shard.spike_hash, peak)
 
+    def ticks(self) -> list[int]:
+        p = self.shard.plan
+        return [int(p[i]) for i in (plan.P_WAITED, plan.P_COLLECTED, plan.P_DELIVERED, plan.P_UPDATED)]
+
     def state_hash(self) -> int:
         state = export_state(self.shard)
         first_ids = np.array([p.first_id for p in self.network.populations], np.int64)
@@ -106,6 +110,10 @@ class ShardRunner:
         with SavedState(folder, files) as saved:
             install_state(self.shard, saved)
         self._taken = self.shard.step
+
+    def publish(self) -> None:
+        """Let the others see how far this shard is, after its state was replaced."""
+        self.shard.publish()
 
     def _take(self) -> Recorded:
         steps, ids, samples = self.shard.take_recorded()

@@ -63,6 +63,7 @@ class SequentialExecutor:
 
     def restore(self, folder: Path, files: list[str]) -> None:
         self._started.restore(folder, files)
+        self._started.publish()
 
     def close(self) -> None:
         self._runner = None

@@ -20,6 +20,7 @@ from neuraxis.execution.progress import ProgressLine
 from neuraxis.execution.recording import Recording
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
+from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network import Network, Neuromodulator, Population, Projection
 from neuraxis.network.grid import to_steps
 
@@ -63,8 +64,6 @@ class Simulation:
         self._show = progress
         self._closed = False
         self._step = 0
-        self._run_seconds = 0.0
-        self._run_steps = 0
         self._recording = Recording(network, None if record_to is None else Path(record_to))
         if executor is None:
             executor = SequentialExecutor() if workers == 1 else ParallelExecutor(workers)
@@ -107,13 +106,12 @@ class Simulation:
             while self._step < until:
                 target = min(until, self._step + piece)
                 begun = time.perf_counter()
-                recorded = self._guarded(executor.advance, target)
-                took = time.perf_counter() - begun
-                seconds += took
-                self._recording.add(recorded)
-                self._run_seconds += took
-                self._run_steps += target - self._step
-                self._step = target
+                with Interrupts():
+                    recorded = self._guarded(executor.advance, target)
+                    took = time.perf_counter() - begun
+                    seconds += took
+                    self._recording.add(recorded)
+                    self._step = target
                 line.update(self._step - begun_at, self._progress_text(self._step - begun_at, seconds, recorded.steps))
                 if took < _PIECE_S / 2:
                     piece *= 2
@@ -261,7 +259,8 @@ class Simulation:
     def _guarded(self, call: Callable[..., Any], *arguments: object) -> Any:
         """Call the executor; after a worker's failure the simulation is over, but what was recorded is kept."""
         try:
-            return call(*arguments)
+            with Interrupts():
+                return call(*arguments)
         except ShardFailed:
             self._abandon()
             raise
@@ -277,7 +276,7 @@ class Simulation:
         try:
             self._executor.close()
         finally:
-            self._recording.close()
+            self._recording.abandon()
 
     def _summary(self, before: Counters, after: Counters, seconds: float) -> Summary:
         steps = after.step - before.step

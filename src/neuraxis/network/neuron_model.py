@@ -74,7 +74,12 @@ class NeuronModel:
             if name not in self.parameters:
                 raise InvalidArgument(f"{self.name}: no parameter {name!r}; it has {', '.join(self.parameters)}")
             _check_number(f"{self.name}: {name}", value)
-        return replace(self, parameters={**self.parameters, **parameters})
+        # A whole number for a parameter that is none stays the same number: kernels compute with float32 then.
+        typed = {
+            name: float(value) if isinstance(self.parameters[name], float) else value
+            for name, value in parameters.items()
+        }
+        return replace(self, parameters={**self.parameters, **typed})
 
     @property
     def takes_current(self) -> bool:

@@ -1,10 +1,10 @@
 """The command line of a script that runs a network: the examples, and whatever a user builds like them.
 
-    app = network_app("What this network is.")
+app = network_app("What this network is.")
 
-    @app.default
-    def main(*, size: int = 1000, run: RunOptions = RunOptions()) -> None:
-        run_and_report(my_network(size, seed=run.seed), run)
+@app.default
+def main(*, size: int = 1000, run: RunOptions = RunOptions()) -> None:
+    run_and_report(my_network(size, seed=run.seed), run)
 """
 
 from __future__ import annotations

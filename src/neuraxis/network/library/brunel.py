@@ -1,7 +1,7 @@
 """The sparsely connected network of excitatory and inhibitory neurons of Brunel (2000), as NEST's brunel_delta example.
 
-N. Brunel, J. Comput. Neurosci. 8:183 (2000). With these parameters (g = 5, eta = 2) it fires irregularly without a common
-rhythm. NEST's example resets to 0 mV, the paper to 10 mV.
+N. Brunel, J. Comput. Neurosci. 8:183 (2000). With these parameters (g = 5, eta = 2) it fires irregularly without a
+common rhythm. NEST's example resets to 0 mV, the paper to 10 mV.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def hpc_benchmark(scale: float = 1.0, plastic: bool = True, seed: int = 1) -> Ne
 
     Below scale 1 the same inputs come from fewer neurons, so many of them are multapses.
     """
-    if not 0.01 <= scale:
+    if not scale >= 0.01:
         raise InvalidArgument(f"scale={scale!r}: 0.01 or more is expected")
     network = Network(dt_ms=0.1, seed=seed)
     neuron = lif_alpha(
@@ -48,8 +48,6 @@ def hpc_benchmark(scale: float = 1.0, plastic: bool = True, seed: int = 1) -> Ne
         network.connect(
             excitatory, target, FixedInDegree(EXCITATORY, autapses=False), WEIGHT_PA, DELAY_MS, plasticity=rule
         )
-        network.connect(
-            inhibitory, target, FixedInDegree(INHIBITORY, autapses=False), INHIBITION * WEIGHT_PA, DELAY_MS
-        )
+        network.connect(inhibitory, target, FixedInDegree(INHIBITORY, autapses=False), INHIBITION * WEIGHT_PA, DELAY_MS)
         network.poisson(target, EXTERNAL_HZ, WEIGHT_PA)
     return network

@@ -1,7 +1,7 @@
 """The cortical microcircuit of Potjans and Diesmann (2014): four layers under 1 mm^2 of cortex, 77,169 neurons.
 
-T. C. Potjans and M. Diesmann, Cereb. Cortex 24:785 (2014). Numbers as in NEST's and INM-6's PyNEST implementations; initial
-membrane potentials are the "optimized" ones of the latter, which avoid a burst at the start.
+T. C. Potjans and M. Diesmann, Cereb. Cortex 24:785 (2014). Numbers as in NEST's and INM-6's PyNEST implementations;
+initial membrane potentials are the "optimized" ones of the latter, which avoid a burst at the start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adaptive exponential integrate-and-fire (Brette and Gerstner 2005) with exponential conductances (weights in nS).
 
-Each step is cut into `SUBSTEPS` parts of Heun's rule, because the exponential upswing is stiff. Above the peak the
-neuron has spiked; the exponent is bounded there, so that nothing overflows.
+Each step is cut into `SUBSTEPS` parts of Heun's rule, because the exponential upswing is stiff. A part that reaches the
+peak ends in a spike and the reset, so the exponent stays bounded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["adex"]
 
-SUBSTEPS = 4
+SUBSTEPS = 8
 
 
 def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
@@ -46,22 +46,20 @@ def adex(
     v, w, g_ex, g_in = v_mv, w_pa, g_ex_ns, g_in_ns
     spike = False
     for _ in range(SUBSTEPS):
-        bounded = min(v, v_peak_mv)
-        upswing = g_leak_ns * delta_t_mv * exp((bounded - v_t_mv) * inverse_delta)
+        upswing = g_leak_ns * delta_t_mv * exp((v - v_t_mv) * inverse_delta)
         slope = upswing - g_leak_ns * (v - e_rest_mv) - g_ex * (v - e_ex_mv) - g_in * (v - e_in_mv) - w + current_pa
         slope_w = a_ns * (v - e_rest_mv) - w
-        next_ex, next_in = g_ex * part_ex, g_in * part_in
+        g_ex, g_in = g_ex * part_ex, g_in * part_in
         v_end, w_end = min(v + h * slope, v_peak_mv), w + h_w * slope_w
         upswing = g_leak_ns * delta_t_mv * exp((v_end - v_t_mv) * inverse_delta)
-        slope_end = (
-            upswing - g_leak_ns * (v_end - e_rest_mv) - next_ex * (v_end - e_ex_mv) - next_in * (v_end - e_in_mv)
-            - w_end + current_pa
-        )  # fmt: skip
-        v_new = v_mv if held else v + 0.5 * h * (slope + slope_end)
+        away = g_leak_ns * (v_end - e_rest_mv) + g_ex * (v_end - e_ex_mv) + g_in * (v_end - e_in_mv) + w_end
+        v_new = v + 0.5 * h * (slope + upswing - away + current_pa)
+        v_new = v if held else v_new
         w = w + 0.5 * h_w * (slope_w + a_ns * (v_end - e_rest_mv) - w_end)
-        spike = spike or v_new >= v_peak_mv
-        v = min(v_new, v_peak_mv)
-        g_ex, g_in = next_ex, next_in
-    left = refractory - 1 if held else 0
-    w = w + b_pa if spike else w
-    return spike, v_reset_mv if spike else v, w, g_ex + ex_ns, g_in - in_ns, refractory_steps if spike else left
+        hit = v_new >= v_peak_mv
+        spike = spike | hit
+        w = w + b_pa if hit else w
+        v = v_reset_mv if hit else v_new
+        held = held | (hit & (refractory_steps > 0))
+    left = refractory - 1 if refractory > 0 else 0
+    return spike, v, w, g_ex + ex_ns, g_in - in_ns, refractory_steps if spike else left

@@ -1,0 +1,133 @@
+"""NEST's half of the comparison: reads what to simulate as JSON, writes what came out. Run by a Python that has NEST.
+
+    python nest_side.py jobs.json results.json
+
+A job is {"kind": "network" | "traces" | "synapses", ...}; times are whole steps of 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import nest  # type: ignore[import-not-found, unused-ignore]
+
+STEP_MS = 0.1
+
+
+def main(jobs_file: str, results_file: str) -> None:
+    nest.set_verbosity("M_ERROR")
+    jobs = json.loads(Path(jobs_file).read_text())
+    results = {name: KINDS[job["kind"]](job) for name, job in jobs.items()}
+    Path(results_file).write_text(json.dumps(results))
+
+
+def start() -> None:
+    nest.ResetKernel()
+    nest.resolution = STEP_MS
+
+
+def generators(trains: list[list[int]]) -> Any:
+    """A generator for each train; a train of no spikes is allowed."""
+    made = nest.Create("spike_generator", len(trains))
+    for one, train in zip(made, trains):  # noqa: B905 (NEST's collections and lists)
+        one.spike_times = [round(step * STEP_MS, 1) for step in train]
+    return made
+
+
+def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]]) -> None:
+    """(pre, post, weight, delay in steps) each."""
+    if not synapses:
+        return
+    pre_ids, post_ids = pre.tolist(), post.tolist()
+    nest.Connect(
+        [pre_ids[i] for i, _, _, _ in synapses],
+        [post_ids[j] for _, j, _, _ in synapses],
+        "one_to_one",
+        {
+            "synapse_model": "static_synapse",
+            "weight": [w for _, _, w, _ in synapses],
+            "delay": [round(d * STEP_MS, 1) for _, _, _, d in synapses],
+        },
+    )
+
+
+def run_network(job: dict[str, Any]) -> Any:
+    """Neurons with recurrent synapses and given input: [step, neuron] of every spike."""
+    start()
+    neurons = nest.Create(job["model"], job["n"], job["parameters"])
+    neurons.I_e = job["currents"]
+    inputs = generators(job["inputs"])
+    connect(inputs, neurons, job["input_synapses"])
+    connect(neurons, neurons, job["synapses"])
+    recorder = nest.Create("spike_recorder")
+    nest.Connect(neurons, recorder)
+    nest.Simulate(job["steps"] * STEP_MS)
+    first = neurons.tolist()[0]
+    times, senders = recorder.events["times"], recorder.events["senders"]
+    return sorted([round(t / STEP_MS), int(s) - first] for t, s in zip(times, senders))  # noqa: B905
+
+
+def run_traces(job: dict[str, Any]) -> Any:
+    """Unconnected neurons with given input: their membranes after every step, by neuron, and their spikes."""
+    start()
+    neurons = nest.Create(job["model"], job["n"], job["parameters"])
+    neurons.I_e = job["currents"]
+    inputs = generators(job["inputs"])
+    connect(inputs, neurons, job["input_synapses"])
+    meters = nest.Create("multimeter", job["n"], {"record_from": ["V_m"], "interval": STEP_MS})
+    nest.Connect(meters, neurons, "one_to_one")
+    recorders = nest.Create("spike_recorder", job["n"])
+    nest.Connect(neurons, recorders, "one_to_one")
+    # A recorder gets a step's values at the end of a slice: some more steps bring in the last ones.
+    nest.Simulate((job["steps"] + 50) * STEP_MS)
+    return {
+        "v_mv": [meter.events["V_m"].tolist()[: job["steps"]] for meter in meters],
+        "first_step": round(meters[0].events["times"][0] / STEP_MS),
+        "spikes": [
+            [step for t in one.events["times"] if (step := round(t / STEP_MS)) <= job["steps"]] for one in recorders
+        ],
+    }
+
+
+def run_synapses(job: dict[str, Any]) -> Any:
+    """Pairs of neurons that repeat given spikes, a plastic synapse in each: the weights that were transmitted.
+
+    The target takes the synapse at its port 1, where spikes are counted and not repeated.
+    """
+    start()
+    trains = job["pre"] + job["post"]
+    sources = generators([[step - 1 for step in train] for train in trains])
+    parrots = nest.Create("parrot_neuron", len(trains))
+    nest.Connect(sources, parrots, "one_to_one", {"delay": STEP_MS})
+    pairs = len(job["pre"])
+    pre, post = parrots[:pairs], parrots[pairs:]
+    if "tau_minus_ms" in job:
+        post.tau_minus = job["tau_minus_ms"]
+    recorder = nest.Create("weight_recorder")
+    nest.CopyModel(job["model"], "under test", {**job["common"], "weight_recorder": recorder})
+    for one, other, weight, delay in zip(pre, post, job["weights"], job["delays"]):  # noqa: B905
+        synapse = {
+            "synapse_model": "under test",
+            "receptor_type": 1,
+            "weight": weight,
+            "delay": round(delay * STEP_MS, 1),
+            **job["own"],
+        }
+        nest.Connect(one, other, "one_to_one", synapse)
+    nest.Simulate((job["steps"] + 50) * STEP_MS)
+    events = recorder.events
+    first = pre.tolist()[0]
+    transmitted: list[list[list[float]]] = [[] for _ in range(pairs)]
+    for t, sender, weight in zip(events["times"], events["senders"], events["weights"]):  # noqa: B905
+        transmitted[int(sender) - first].append([round(t / STEP_MS), float(weight)])
+    return [sorted(one) for one in transmitted]
+
+
+KINDS = {"network": run_network, "traces": run_traces, "synapses": run_synapses}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
