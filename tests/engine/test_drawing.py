@@ -366,6 +366,30 @@ def test_constant_and_given_delays_are_rounded_as_all_times_are(delay_ms: float,
         assert drawn(OneToOne(), 5, 5, delay_ms=[delay_ms] * 5)["delay_steps"].tolist() == [steps] * 5
 
 
+# --- initial values ---
+
+
+def test_initial_values_are_drawn_for_each_neuron() -> None:
+    network = Network(dt_ms=0.1, seed=12)
+    n = 5000
+    normal = network.population("normal", n, adder, total=Normal(-60.0, 2.0), arrived=Uniform(1.0, 3.0))
+    bounded = network.population("bounded", n, adder, total=Normal(0.0, 1.0, low=-0.5, high=1.0), arrived=range(n))
+    other = network.population("other", n, adder, total=Normal(-60.0, 2.0), arrived=LogNormal(0.0, 0.5))
+    with Simulation(network) as simulation:
+        total, arrived = simulation.state(normal, "total").astype(float), simulation.state(normal, "arrived")
+        assert abs(total.mean() + 60.0) < 4 * 2 / math.sqrt(n)
+        assert abs(total.std() / 2 - 1) < 4 / math.sqrt(2 * n)
+        assert uniform_fits(np.histogram(arrived, 20, (1.0, 3.0))[0])
+        assert abs(np.corrcoef(total, arrived)[0, 1]) < 4 / math.sqrt(n)
+        clipped = simulation.state(bounded, "total")
+        assert (clipped.min(), clipped.max()) == (-0.5, 1.0)
+        assert np.array_equal(simulation.state(bounded, "arrived"), np.arange(n))
+        assert not np.array_equal(simulation.state(other, "total"), total.astype(np.float32))
+        logarithms = np.log(simulation.state(other, "arrived").astype(float))
+        assert abs(logarithms.mean()) < 4 * 0.5 / math.sqrt(n)
+        assert abs(logarithms.std() / 0.5 - 1) < 4 / math.sqrt(2 * n)
+
+
 # --- who draws ---
 
 

@@ -336,7 +336,7 @@ def test_conductances_agree_with_fine_steps() -> None:
 
 @pytest.mark.parametrize("refractory_ms", [0.0, 2.0])
 def test_adex_agrees_with_fine_steps(refractory_ms: float) -> None:
-    """A hundred times finer: the first spike and all intervals within a step, the slow variable within a tenth of b."""
+    """A hundred times finer: the first spike and all intervals within a step, the slow variable within 0.03 b."""
     b_pa = 40.0
     model = adex(refractory_ms=refractory_ms, b_pa=b_pa)
     driven = Driven(model, 5, (2.0, -2.0), 1000.0, neurons=1, steps=2000)
@@ -345,11 +345,12 @@ def test_adex_agrees_with_fine_steps(refractory_ms: float) -> None:
     assert len(expected_trains[0]) > 10
     assert len(trains[0]) == len(expected_trains[0])
     assert abs(trains[0][0] - expected_trains[0][0]) <= 1
+    assert np.abs(np.array(trains[0]) - expected_trains[0]).max() <= 3
     assert np.abs(np.diff(trains[0]) - np.diff(expected_trains[0])).max() <= 1
     before = expected_trains[0][0] - 5
-    assert np.abs(states["v_mv"][:before] - expected["v_mv"][:before]).max() < 5e-3
-    assert np.abs(states["w_pa"][:before] - expected["w_pa"][:before]).max() < 5e-3
-    assert np.abs(states["w_pa"][-1] - expected["w_pa"][-1]) < 0.1 * b_pa
+    assert np.abs(states["v_mv"][:before] - expected["v_mv"][:before]).max() < 1e-3
+    assert np.abs(states["w_pa"][:before] - expected["w_pa"][:before]).max() < 1e-3
+    assert np.abs(states["w_pa"][-1] - expected["w_pa"][-1]) < 0.03 * b_pa
 
 
 # --- the sources ---

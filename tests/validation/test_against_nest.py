@@ -167,9 +167,9 @@ class Recurrent:
 
 # The seeds are such that no membrane comes nearer to the threshold than float32 can tell.
 NETWORKS = {
-    "delta": Recurrent("delta", 1, 0.5, 300.0),
-    "exp": Recurrent("exp", 1, 60.0, 300.0),
-    "alpha": Recurrent("alpha", 1, 25.0, 300.0),
+    "delta": Recurrent("delta", 2, 0.5, 300.0),
+    "exp": Recurrent("exp", 141, 120.0, 400.0),
+    "alpha": Recurrent("alpha", 6, 120.0, 400.0),
 }
 
 
@@ -243,11 +243,12 @@ class Membranes:
 
 MEMBRANES = {
     "iaf_psc_delta": Membranes(lif_delta, "iaf_psc_delta", {}, 4.0, 300.0, 1e-3),
-    "iaf_psc_exp": Membranes(lif_exp_two, "iaf_psc_exp", {}, 100.0, 300.0, 1e-3),
+    "iaf_psc_exp": Membranes(lif_exp_two, "iaf_psc_exp", {}, 250.0, 450.0, 1e-3),
     "iaf_psc_alpha": Membranes(lif_alpha, "iaf_psc_alpha", {}, 100.0, 300.0, 1e-3),
     # NEST integrates these with an absolute tolerance of 1e-3 mV.
-    "iaf_cond_exp": Membranes(lif_cond_exp, "iaf_cond_exp", {}, 10.0, 250.0, 1e-2),
-    "izhikevich": Membranes(izhikevich, "izhikevich", {}, 2.0, 4.0, 1e-2),
+    "iaf_cond_exp": Membranes(lif_cond_exp, "iaf_cond_exp", {}, 20.0, 350.0, 1e-2),
+    # In its upswing a rounding grows by a half in each step.
+    "izhikevich": Membranes(izhikevich, "izhikevich", {}, 2.0, 4.0, 0.1),
     # Its upswing differs within the step; below the threshold the two must agree.
     "aeif_cond_exp": Membranes(adex, "aeif_cond_exp", {}, 4.0, 300.0, 1e-2),
 }

@@ -206,23 +206,24 @@ def _spent(plan: Any, word: Any, since: Any) -> Any:
 
 @njit
 def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
-    """Whether every other worker has come as far as step t needs; waits a little."""
-    workers, me = plan[P_WORKERS], plan[P_ME]
+    """Whether every other worker has come as far as step t needs; waits a little.
+
+    All of their words are read before any is looked at: each comes from another core, and the readings overlap.
+    """
+    workers = plan[P_WORKERS]
     done = i64(plan[P_DONE], workers)
     lags = i64(plan[P_LAGS], workers)
-    turn = 0
-    for w in range(workers):
-        if w == me:
-            continue
-        while load_acquire(done[w]) < t - lags[w]:
-            turn += 1
-            if turn > spins:
-                if turn > spins + yields:
-                    return False
-                yield_cpu()
-            else:
-                relax()
-    return True
+    for turn in range(spins + yields + 1):
+        missing = False
+        for w in range(workers):
+            missing |= load_acquire(done[w]) < t - lags[w]
+        if not missing:
+            return True
+        if turn < spins:
+            relax()
+        else:
+            yield_cpu()
+    return False
 
 
 @njit
@@ -230,7 +231,7 @@ def _collect(plan: Any, t: Any) -> None:
     """Put everybody's spikes of the step that can be felt from now on into the history, population by population."""
     s = t - plan[P_LOOKAHEAD]
     populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
-    slot = s % plan[P_SLOTS]
+    slot = s & (plan[P_SLOTS] - 1)
     offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
     ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
     outboxes = i64(plan[P_OUTBOXES], workers)
@@ -248,6 +249,8 @@ def _collect(plan: Any, t: Any) -> None:
         for i in range(np.int64(box[populations])):
             ids[i] = box[populations + 1 + i]
         return
+    for w in range(workers):
+        prefetch(outboxes[w] + at * strides[w])
     for p in range(populations):
         for w in range(workers):
             box = i32(outboxes[w] + at * strides[w], 1 << 30)
@@ -265,7 +268,7 @@ def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
     when it is due would go to another place in memory for each of the thousands of spikes that are under way.
     """
     populations, slots = plan[P_POPULATIONS], plan[P_SLOTS]
-    slot = s % slots
+    slot = s & (slots - 1)
     offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
     if offsets[populations] == 0:
         return
@@ -291,7 +294,7 @@ def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
             start = np.uint64(index[row + first_class])
             for c in range(first_class, classes):
                 end = np.uint64(index[row + c + np.uint64(1)])
-                at = np.uint64((s + delays[c]) % slots)
+                at = np.uint64((s + delays[c]) & (slots - 1))
                 n = due[at]
                 calendar[at * np.uint64(room) + np.uint64(n)] = shift | ((end - start) << np.uint64(32)) | start
                 due[at] = n + np.int64(end > start)  # an empty one is written over
@@ -315,7 +318,7 @@ def _deliver_static(plan: Any, table: Any, t: Any) -> None:
     The segments lie anywhere in gigabytes, so each is asked for from memory a few turns before it is walked. Places
     are unsigned: for a signed one Numba would ask at each access whether it counts from the end.
     """
-    slot = t % plan[P_SLOTS]
+    slot = t & (plan[P_SLOTS] - 1)
     due = i64(table[T_DUE], plan[P_SLOTS])
     n = np.uint64(due[slot])
     due[slot] = 0
@@ -373,7 +376,7 @@ def _deliver_plastic(plan: Any, table: Any, t: Any) -> None:
         s = t - delays[c]
         if s < 1:
             break
-        slot = s % plan[P_SLOTS]
+        slot = s & (plan[P_SLOTS] - 1)
         offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
         ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
         for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
@@ -391,7 +394,7 @@ def _update_modulators(plan: Any, modulators: Any, releases: Any, t: Any) -> Non
             s = t - releases[r, R_DELAY]
             if s < 1:
                 continue
-            offsets = i32(plan[P_HISTORY_OFFSETS] + (s % plan[P_SLOTS]) * (populations + 1) * 4, populations + 1)
+            offsets = i32(plan[P_HISTORY_OFFSETS] + (s & (plan[P_SLOTS] - 1)) * (populations + 1) * 4, populations + 1)
             p = releases[r, R_POPULATION]
             value = value + bits_to_float32(np.uint32(releases[r, R_AMOUNT])) * np.float32(offsets[p + 1] - offsets[p])
         level[0] = value
@@ -485,7 +488,7 @@ def _poisson(given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None
     table = f64_pairs(given[I_TABLE] + b * BLOCK * 16, 2 * BLOCK)
     for k in range(n):
         s0, s1 = u[k], u[BLOCK + k]
-        drawn = np.float64(s0 * np.uint32(0x9E3779BB)) * 2.0**-32
+        drawn = np.float64(np.uint32(s0 * np.uint32(0x9E3779BB))) * 2.0**-32
         s1 ^= s0
         u[k] = ((s0 << np.uint32(26)) | (s0 >> np.uint32(6))) ^ s1 ^ (s1 << np.uint32(9))
         u[BLOCK + k] = (s1 << np.uint32(13)) | (s1 >> np.uint32(19))

@@ -90,21 +90,23 @@ def draw_row(rule: Any, seed: Any, target: Any, count: Any, listed: Any, first: 
 def distinct(key: Any, j: Any, n: Any) -> Any:
     """The j-th of the numbers below n in a random order: j < n gives each number once.
 
-    A keyed permutation (a Feistel network of four rounds over the bits that n needs), walked until it falls below n.
+    A keyed permutation (a Feistel network over the bits that n needs), walked until it falls below n. The fewer the
+    bits, the more rounds it takes until neighbours are no longer drawn together more often than others.
     """
     bits = 1
     while (np.int64(1) << bits) < n:
         bits += 1
     low = bits // 2
     high = bits - low
+    turns = 4 if bits > 6 else 12
     x = _u(j)
     while True:
         left = x >> _u(low)
         right = x & ((_u(1) << _u(low)) - _u(1))
-        for turn in range(2):
-            left ^= mix(key + GOLDEN * (right * _u(4) + _u(2 * turn + 1))) >> _u(64 - high)
+        for turn in range(turns):
+            left ^= mix(key + GOLDEN * (right * _u(32) + _u(2 * turn + 1))) >> _u(64 - high)
             if low:
-                right ^= mix(key + GOLDEN * (left * _u(4) + _u(2 * turn + 2))) >> _u(64 - low)
+                right ^= mix(key + GOLDEN * (left * _u(32) + _u(2 * turn + 2))) >> _u(64 - low)
         x = (left << _u(low)) | right
         if x < _u(n):
             return np.int64(x)

@@ -15,7 +15,7 @@ spike still under way can come before (q + d <= now - d), after which they may b
 order of time in any case, flushing earlier or later gives the same bits; each worker may flush when it likes.
 
 Kplus, `last` and the rest belong to a *segment* (source, delay): every worker that has a part of the segment
-computes the same. The decay factors e^(-n dt / tau) come from a table of two times 256 numbers, so no exponential is
+computes the same. The decay factors e^(-n dt / tau) come from a table of three times 256 numbers, so no exponential is
 computed here.
 """
 
@@ -88,10 +88,11 @@ _ZERO, _ONE = _f(0.0), _f(1.0)
 
 @njit
 def decayed(value: Any, table: Any, steps: Any) -> Any:
-    """`value` after `steps` steps: the factor is a product of one number for the low and one for the high digit."""
-    if steps >= DECAY_CELLS * DECAY_CELLS:
-        return _ZERO
-    return value * (table[steps % DECAY_CELLS] * table[DECAY_CELLS + steps // DECAY_CELLS])
+    """`value` after `steps` steps: the factor is a product of one number for each digit of the steps."""
+    low = table[steps % DECAY_CELLS] * table[DECAY_CELLS + (steps // DECAY_CELLS) % DECAY_CELLS]
+    if steps < DECAY_CELLS * DECAY_CELLS:
+        return value * low
+    return value * (low * table[2 * DECAY_CELLS + min(steps // (DECAY_CELLS * DECAY_CELLS), DECAY_CELLS - 1)])
 
 
 @njit
@@ -187,8 +188,8 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     last_steps = i32(table[L_LAST], segments)
     applied = i32(table[L_APPLIED], segments)
     traces = f32(table[L_TRACE], segments)
-    decay_plus = f32(table[L_DECAY_PLUS], 2 * DECAY_CELLS)
-    decay_minus = f32(table[L_DECAY_MINUS], 2 * DECAY_CELLS)
+    decay_plus = f32(table[L_DECAY_PLUS], 3 * DECAY_CELLS)
+    decay_minus = f32(table[L_DECAY_MINUS], 3 * DECAY_CELLS)
     capacity = table[L_POST_CAPACITY]
     post_count = i32(table[L_POST_COUNT], table[L_POST_N])
     post_steps = i32(table[L_POST_STEPS], table[L_POST_N] * capacity)
@@ -222,8 +223,8 @@ def _release(table: Any, s: Any, emitted: Any, segments: Any, p: Any) -> Any:
     last = last_steps[s]
     u, x = utilisation[s], resource[s]
     if last > 0:  # not the first spike
-        recovery = decayed(_ONE, f32(table[L_DECAY_PLUS], 2 * DECAY_CELLS), emitted - last)
-        facilitation = decayed(_ONE, f32(table[L_DECAY_FACILITATION], 2 * DECAY_CELLS), emitted - last)
+        recovery = decayed(_ONE, f32(table[L_DECAY_PLUS], 3 * DECAY_CELLS), emitted - last)
+        facilitation = decayed(_ONE, f32(table[L_DECAY_FACILITATION], 3 * DECAY_CELLS), emitted - last)
         x = _ONE + (x - x * u - _ONE) * recovery
         u = p[F_U] + u * (_ONE - p[F_U]) * facilitation
     utilisation[s], resource[s] = u, x
@@ -247,7 +248,7 @@ def note_post_spike(table: Any, target: Any, step: Any) -> None:
     trace = _ONE
     if n > 0:
         place = base + (n - 1) % capacity
-        trace = decayed(traces[place], f32(table[L_DECAY_MINUS], 2 * DECAY_CELLS), step - steps[place]) + _ONE
+        trace = decayed(traces[place], f32(table[L_DECAY_MINUS], 3 * DECAY_CELLS), step - steps[place]) + _ONE
     steps[base + n % capacity] = step
     traces[base + n % capacity] = trace
     count[target] = n + 1
@@ -279,7 +280,7 @@ def flush(table: Any, now: Any) -> None:
     last_steps = i32(table[L_LAST], segments)
     applied = i32(table[L_APPLIED], segments)
     traces = f32(table[L_TRACE], segments)
-    decay_plus = f32(table[L_DECAY_PLUS], 2 * DECAY_CELLS)
+    decay_plus = f32(table[L_DECAY_PLUS], 3 * DECAY_CELLS)
     capacity = table[L_POST_CAPACITY]
     post_count = i32(table[L_POST_COUNT], table[L_POST_N])
     post_steps = i32(table[L_POST_STEPS], table[L_POST_N] * capacity)

@@ -23,7 +23,7 @@ from neuraxis.engine.plastic_tables import PlasticTable
 from neuraxis.engine.random import GOLDEN
 from neuraxis.engine.shard import NeuronPart, Shard, longest_delay
 
-__all__ = ["Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
+__all__ = ["STREAM", "Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
 
 Array = NDArray[np.generic]
 STREAM = "random stream"

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from neuraxis.engine.state import ShardState
+from neuraxis.engine.state import STREAM, ShardState
 from neuraxis.errors import CheckpointError
-from neuraxis.network import Network
+from neuraxis.network import Network, RewardSTDP
 
 __all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", "write_shard"]
 
@@ -54,9 +54,12 @@ def write_shard(folder: Path, state: ShardState, shard: int) -> str:
     name = f"shard-{shard}.safetensors"
     totals = {"step": str(state.step), "events": str(state.events), "spike_hash": str(state.spike_hash)}
     path = folder / name
-    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path, metadata=totals)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    try:
+        save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path, metadata=totals)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
     return name
 
 
@@ -65,21 +68,34 @@ class SavedState:
 
     def __init__(self, folder: Path, files: list[str]) -> None:
         self._stack = ExitStack()
+        # (kind, index) -> pieces in the order of neurons: (first, last, file, names)
+        self._pieces: dict[tuple[str, int], list[tuple[int, int, Any, set[str]]]] = {}
         try:
             self._files = [self._stack.enter_context(_open(folder / name)) for name in files]
-            totals = [file.metadata() for file in self._files]
-            self.step = int(totals[0]["step"])
-            self.events = sum(int(one["events"]) for one in totals)
-            self.spike_hash = sum(int(one["spike_hash"]) for one in totals) % 2**64
-            self.spike_steps = np.concatenate([file.get_tensor("spike_steps") for file in self._files])
-            self.spike_ids = np.concatenate([file.get_tensor("spike_ids") for file in self._files])
-            self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
-            self.levels = self._files[0].get_tensor("levels")
+            self._folder = folder
+            self._read_totals()
+            self._find_pieces()
+        except (KeyError, ValueError, TypeError, SafetensorError) as error:
+            self._stack.close()
+            raise CheckpointError(f"{folder}: damaged: {error!r}") from error
         except BaseException:
             self._stack.close()
             raise
-        # (kind, index) -> pieces in the order of neurons: (first, last, file, names)
-        self._pieces: dict[tuple[str, int], list[tuple[int, int, Any, set[str]]]] = {}
+
+    def _read_totals(self) -> None:
+        totals = [file.metadata() or {} for file in self._files]
+        steps = {int(one["step"]) for one in totals}
+        if len(steps) != 1:
+            raise CheckpointError(f"{self._folder}: its files were saved at different steps: {sorted(steps)}")
+        self.step = steps.pop()
+        self.events = sum(int(one["events"]) for one in totals)
+        self.spike_hash = sum(int(one["spike_hash"]) for one in totals) % 2**64
+        self.spike_steps = np.concatenate([file.get_tensor("spike_steps") for file in self._files])
+        self.spike_ids = np.concatenate([file.get_tensor("spike_ids") for file in self._files])
+        self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
+        self.levels = self._files[0].get_tensor("levels")
+
+    def _find_pieces(self) -> None:
         for file in self._files:
             found: dict[tuple[str, int, int, int], set[str]] = {}
             for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
@@ -91,6 +107,60 @@ class SavedState:
                 self._pieces.setdefault((kind, index), []).append((first, last, file, names))
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece[0])
+
+    def check(self, network: Network) -> None:
+        """Raise unless everything is there that a network's shards will ask for, in the right sizes."""
+        try:
+            self._check(network)
+        except (KeyError, ValueError, TypeError, IndexError, SafetensorError) as error:
+            raise CheckpointError(f"{self._folder}: damaged: {error!r}") from error
+
+    def _check(self, network: Network) -> None:
+        driven = {one.population.index for one in network.poisson_inputs}
+        self._require(self.levels.shape == (max(1, len(network.neuromodulators)),), "levels of neuromodulators")
+        self._require(self.spike_counts.shape == (len(network.populations),), "counts of spikes")
+        self._require(self.spike_steps.shape == self.spike_ids.shape, "spikes under way")
+        within = (self.spike_ids >= 0) & (self.spike_ids < network.neuron_count)
+        self._require(bool(within.all()), "ids of spikes under way")
+        for population in network.populations:
+            names = set(population.model.states)
+            if population.index in driven or population.model.takes_uniform:
+                names.add(STREAM)
+            if names:
+                self._check_pieces("population", population.index, population.n, names, population.name)
+        for projection in network.projections:
+            if projection.plasticity:
+                names = {"weights", "in_degrees", "scale_count"}
+                if projection.pairing is not None:
+                    names |= {"post_steps", "post_traces", "post_counts"}
+                if isinstance(projection.pairing, RewardSTDP):
+                    names.add("eligibilities")
+                self._check_pieces("projection", projection.index, projection.post.n, names, projection.name)
+                if projection.pairing is not None or projection.short_term is not None:
+                    found = self.sources(projection.index)
+                    self._require(
+                        {"last", "applied", "trace", "resource"} <= set(found), f"sources of {projection.name}"
+                    )
+
+    def _check_pieces(self, kind: str, index: int, n: int, names: set[str], what: str) -> None:
+        end = 0
+        for first, last, file, found in self._pieces.get((kind, index), []):
+            self._require(first == end and last > first, f"neurons {end} and on of {what}")
+            self._require(names <= found, f"{', '.join(sorted(names - found))} of {what}")
+            end = last
+            key = f"{kind}/{index}/{first}/{last}"
+            synapses = last - first
+            if kind == "projection":
+                synapses = int(file.get_tensor(f"{key}/in_degrees").sum())
+            for name in names:
+                wanted = synapses if name in ("weights", "eligibilities") else last - first
+                shape = file.get_slice(f"{key}/{name}").get_shape()
+                self._require(bool(shape) and shape[0] == wanted, f"{name} of {what}")
+        self._require(end == n, f"neurons {end} and on of {what}")
+
+    def _require(self, fulfilled: bool, what: str) -> None:
+        if not fulfilled:
+            raise CheckpointError(f"{self._folder}: damaged: {what}: missing or of the wrong size")
 
     def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
         collected: dict[str, list[Array]] = {}
@@ -171,11 +241,16 @@ def write_manifest(folder: Path, state: Path, files: list[str], network: Network
         "files": files,
     }
     new = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
-    with open(new, "w") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, folder / MANIFEST)
+    try:
+        with open(new, "w") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / MANIFEST)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise CheckpointError(f"{folder / MANIFEST}: cannot be written: {error}") from error
     for old in folder.glob("state-*"):
         if old.name != state.name:
             shutil.rmtree(old, ignore_errors=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.placement import Slice, place
 from neuraxis.engine.shard import Outboxes
-from neuraxis.errors import InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
+from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
 from neuraxis.execution.worker import serve
 from neuraxis.launch import Team
@@ -51,7 +51,7 @@ class ParallelExecutor:
         self._region = SharedRegion.create(Outboxes.size_for(network, self._placement))
         self._outboxes = Outboxes.at(self._region.address, network, self._placement, None)
         try:
-            self._team = Team(serve, self.workers)
+            self._team = Team(serve, self.workers, grace_s=1.0)
             self._team.broadcast((network, self._placement, self._region.name, _patience(self.workers)))
             reports: dict[int, BuildReport] = {}
             while len(reports) < self.workers:
@@ -124,7 +124,7 @@ class ParallelExecutor:
             raise ShardFailed("the workers of this simulation have ended")
         try:
             self._team.broadcast((command, *arguments))
-            return self._team.gather(timeout=self._timeout_s)
+            answers = self._team.gather(timeout=self._timeout_s)
         except WorkerFailed as error:
             self._fail(error)
         except LineTimeout as error:
@@ -135,6 +135,10 @@ class ParallelExecutor:
                 f"worker {late} did not answer {command!r} within {self._timeout_s:g} s, and was ended",
                 worker=error.ranks[0] if error.ranks else -1,
             ) from error
+        for answer in answers:
+            if isinstance(answer, CheckpointError):
+                raise answer
+        return answers
 
     def _receive(self) -> tuple[int, Any]:
         assert self._team is not None

@@ -25,6 +25,7 @@ class Recording:
         self._ids: list[NDArray[np.int64]] = []
         self._samples: dict[int, list[list[Samples]]] = {}
         self._file: SpikeFile | None = None
+        self._last = 0
         if record_to is not None:
             probed = {p.population.index for p in network.probes if p.what == "spikes"}
             if not probed:
@@ -40,6 +41,8 @@ class Recording:
 
     def add(self, recorded: Recorded) -> None:
         """Take what was recorded in the steps after those that were added before."""
+        if len(recorded.steps):
+            self._last = int(recorded.steps[-1])
         if self._file is not None:
             for population in self._network.populations:
                 here = (recorded.ids >= population.first_id) & (recorded.ids < population.first_id + population.n)
@@ -81,6 +84,14 @@ class Recording:
             times.append(steps * self._network.dt_ms)
             values.append(block)
         return np.concatenate(times), np.concatenate(values)
+
+    def check_restore(self, step: int) -> None:
+        """Raise if the file holds spikes of later steps than `step`: a file of spikes goes on in time."""
+        if self._file is not None and self._last > step:
+            raise InvalidArgument(
+                f"{self._file.path} holds spikes up to step {self._last}; a state of step {step} cannot be gone on "
+                "from in the same file: start another simulation with another record_to"
+            )
 
     def clear(self) -> None:
         """Forget what is in memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.errors import InvalidArgument, InvalidType, ShardFailed, SimulationClosed
-from neuraxis.execution.checkpoint import new_state_folder, read_manifest, write_manifest
+from neuraxis.execution.checkpoint import SavedState, new_state_folder, read_manifest, write_manifest
 from neuraxis.execution.executor import Counters, Executor
 from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine
@@ -60,7 +61,7 @@ class Simulation:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         if executor is not None and workers not in (1, executor.workers):
             raise InvalidArgument(f"workers={workers}: the executor given has {executor.workers}")
-        self.network = network
+        self.network = network = network.copy()
         self._show = progress
         self._closed = False
         self._step = 0
@@ -211,18 +212,26 @@ class Simulation:
         executor = self._open()
         folder = Path(folder)
         state = new_state_folder(folder, self._step)
-        files = self._guarded(executor.save, state.resolve())
-        write_manifest(folder, state, files, self.network, self._step, self.fingerprint())
+        try:
+            files = self._guarded(executor.save, state.resolve())
+            write_manifest(folder, state, files, self.network, self._step, self.fingerprint())
+        except BaseException:
+            shutil.rmtree(state, ignore_errors=True)
+            raise
 
     def restore(self, folder: str | Path) -> None:
         """Go on from a saved state of the same network, saved with any number of workers.
 
-        What was recorded in memory is forgotten.
+        What was recorded in memory is forgotten. A state that cannot be used leaves the simulation as it was.
         """
         executor = self._open()
         state, files = read_manifest(Path(folder), self.network)
+        with SavedState(state, files) as saved:
+            saved.check(self.network)
+            step = saved.step
+        self._recording.check_restore(step)
         self._guarded(executor.restore, state.resolve(), files)
-        self._step = self._counted(executor).step
+        self._step = step
         self._recording.clear()
 
     # --- to end -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from neuraxis.comm.region import SharedRegion
 from neuraxis.compiled import after_the_first
 from neuraxis.engine.shard import Outboxes
-from neuraxis.errors import LineClosed
+from neuraxis.errors import CheckpointError, LineClosed
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.launch import WorkerLine
 
@@ -40,7 +40,10 @@ def serve(line: WorkerLine) -> None:
 def _do(runner: ShardRunner, line: WorkerLine, command: str, arguments: list[Any]) -> Any:
     if command == "advance":
         return runner.advance(arguments[0], check=lambda: _check(line))
-    return getattr(runner, command)(*arguments)
+    try:
+        return getattr(runner, command)(*arguments)
+    except CheckpointError as error:
+        return error  # the shard is as it was: a full disk is no reason to end
 
 
 def _check(line: WorkerLine) -> None:

@@ -6,6 +6,7 @@ builds from it what it needs. A call with a bad argument raises and leaves the n
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from neuraxis.errors import InvalidArgument, InvalidType
@@ -29,6 +30,9 @@ __all__ = ["Network"]
 LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 
+# Beyond this, e to the minus mean leaves the range of numbers that the engine draws with.
+LARGEST_POISSON_MEAN = 500
+
 
 class Network:
     """A spiking network in steps of `dt_ms`; everything random in it is drawn from `seed`.
@@ -50,6 +54,16 @@ class Network:
         self._modulations: list[Modulation] = []
         # What can arrive at each (population's index, receptor) in one step: sets the scale of its accumulator.
         self._contributions: dict[tuple[int, str], list[Contribution]] = {}
+
+    def copy(self) -> Network:
+        """A network of its own with the same content; both may be added to."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(other, name, {k: list(v) if isinstance(v, list) else v for k, v in value.items()})
+            elif isinstance(value, list):
+                setattr(other, name, list(value))
+        return other
 
     # --- to describe ---
 
@@ -126,6 +140,11 @@ class Network:
         receptor = choose_receptor(target, synapse, Constant(size), what)
         made = PoissonInput(target, rate_hz, size, receptor, start_ms, stop_ms, len(self._poisson_inputs))
         self._check_interval(made)
+        if made.largest_rate_hz * self._dt_ms * 1e-3 > LARGEST_POISSON_MEAN:
+            raise InvalidArgument(
+                f"{what}: rate_hz={made.largest_rate_hz:g}: more than {LARGEST_POISSON_MEAN} spikes in a step are not "
+                "supported; take fewer with a larger weight, or a current"
+            )
         count = poisson_count_bound(made.largest_rate_hz, self._dt_ms)
         self._add_contribution(target, receptor, Contribution(what, abs(size), abs(size), count))
         self._poisson_inputs.append(made)
