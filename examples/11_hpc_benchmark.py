@@ -1,4 +1,4 @@
-"""NEST's hpc_benchmark: a network whose excitatory synapses learn (STDP), with 11,250 inputs for every neuron.
+"""NEST's hpc_benchmark: a network whose excitatory synapses learn (STDP), with up to 11,250 inputs for every neuron.
 
 python examples/11_hpc_benchmark.py --scale 0.1 --time-ms 200
 python examples/11_hpc_benchmark.py --workers 2 --discard-ms 50 --time-ms 250        (1 GB of memory)
@@ -19,7 +19,7 @@ def main(*, scale: float = 1.0, plastic: bool = True, run: RunOptions = RunOptio
     Parameters
     ----------
     scale
-        Neurons in units of 11,250; each has 11,250 inputs whatever the scale.
+        Neurons in units of 11,250; each has 11,250 inputs, or fewer in proportion below scale 1.
     plastic
         Whether the synapses between excitatory neurons learn.
     """

@@ -26,8 +26,8 @@ SEED = 5
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "sequential": SequentialExecutor,
-    **{f"parallel {n}": lambda n=n: ParallelExecutor(n) for n in (1, 2, 3, 5)},  # type: ignore[misc]
-    **{f"by turns {n}": lambda n=n: ByTurns(n, seed=n) for n in (2, 7)},  # type: ignore[misc]
+    **{f"parallel {n}": lambda n=n: ParallelExecutor(n) for n in (5, 3, 2, 1)},  # type: ignore[misc]
+    **{f"by turns {n}": lambda n=n: ByTurns(n, seed=n) for n in (7,)},  # type: ignore[misc]
 }
 
 # Starting worker processes is what takes the time here, so each network has some of their numbers, and all have all.
@@ -161,10 +161,11 @@ def test_a_state_of_another_executor_over_one_that_ran_further(
 ) -> None:
     network, simulation = pair
     middle, _ = saved_by_reference(network, states_folder)
-    simulation.restore(middle)
-    assert simulation.steps == middle_of(network)
-    simulation.step(NETWORKS[network].steps - simulation.steps)
-    assert_same(look(simulation), reference(network), since_ms=middle_of(network) * simulation.network.dt_ms)
+    simulation.restore(LAST_SAVED.get(network, middle))
+    since = simulation.steps
+    assert since in (middle_of(network), middle_of(network) + 53)
+    simulation.step(NETWORKS[network].steps - since)
+    assert_same(look(simulation), reference(network), since_ms=since * simulation.network.dt_ms)
 
 
 def test_a_state_saved_here_goes_on_in_the_reference(pair: tuple[str, Simulation], states_folder: Path) -> None:
@@ -180,6 +181,11 @@ def test_a_state_saved_here_goes_on_in_the_reference(pair: tuple[str, Simulation
         assert_same(look(other), reference(network), since_ms=(middle_of(network) + 53) * other.network.dt_ms)
     simulation.restore(end)
     assert simulation.fingerprint() == reference(network).fingerprint
+    LAST_SAVED[network] = folder
+
+
+# By network: what the executor before this one saved, so that states travel between all of them (5 workers to 2, ...).
+LAST_SAVED: dict[str, Path] = {}
 
 
 def start_folder(folder: Path, network: str, simulation: Simulation) -> Path:
@@ -206,21 +212,7 @@ def test_states_travel_between_numbers_of_shards(network: str, chain: tuple[int,
                 assert_same(look(simulation), reference(network), since_ms=since * simulation.network.dt_ms)
 
 
-def test_states_travel_between_processes(tmp_path: Path) -> None:
-    """The same with real workers: 5 to 2."""
-    case = NETWORKS["every neuron learns"]
-    with Simulation(case.make(SEED), workers=5) as simulation:
-        simulation.step(311)
-        simulation.save(tmp_path)
-    with Simulation(case.make(SEED), workers=2) as simulation:
-        simulation.step(20)
-        simulation.restore(tmp_path)
-        simulation.step(case.steps - 311)
-        found = look(simulation)
-    assert_same(found, reference("every neuron learns"), since_ms=311 * 0.1)
-
-
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.sampled_from(sorted(NETWORKS)), st.integers(1, 9), st.integers(0, 2**32), st.data())
 def test_however_the_network_is_cut_and_in_whatever_order_the_shards_run(
     network: str, workers: int, seed: int, data: st.DataObject

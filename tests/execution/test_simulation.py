@@ -285,6 +285,7 @@ def drawn_on(monkeypatch: pytest.MonkeyPatch, progress: bool | None) -> str:
         with open(theirs, "w") as terminal:
             monkeypatch.setattr(sys, "stderr", terminal)
             monkeypatch.setenv("TERM", "xterm")
+            monkeypatch.setenv("COLUMNS", "200")
             with Simulation(driven(n=40), progress=progress) as simulation:
                 simulation.run(200.0)
             monkeypatch.undo()

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated
+from types import FrameType, ModuleType
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from neuraxis.errors import InvalidArgument, NeuraxisError
-from neuraxis.observe.bench_collectives import Plan, Results, measure
+from neuraxis.observe import bench_brain, bench_brain_plan, bench_brain_programs, bench_brain_tables, bench_tables
+from neuraxis.observe.bench_collectives import Plan, measure
 from neuraxis.observe.bench_contenders import OURS, PEERS, LeftOut, left_out, parse_peers
 from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, parse_sizes
-from neuraxis.observe.bench_tables import as_data, as_markdown, as_text, print_tables
 
 __all__ = ["app"]
 
@@ -75,8 +75,7 @@ def collectives(
         Also draw time against size into this file (.png, .svg or .pdf).
     """
     try:
-        if json and markdown:
-            raise InvalidArgument("--json and --markdown cannot both be printed: choose one")
+        _check_form(json, markdown)
         _check_plot(plot)
         plan, gone = _plan(n, peers, sizes, patterns, repeats, quick)
         with _ended_by_sigterm(), _progress() as progress:
@@ -85,11 +84,102 @@ def collectives(
             from neuraxis.observe.bench_plot import plot_results
 
             plot_results(results).savefig(plot, dpi=150)
-        _print(results, as_json=json, markdown=markdown)
+        _print(bench_tables, results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench collectives: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+@app.command
+def brain(
+    *,
+    networks: str = ",".join(bench_brain_plan.NETWORKS),
+    workers: int = 2,
+    scale: float | None = None,
+    order: int = 2500,
+    hpc_scale: float | None = None,
+    time_ms: float | None = None,
+    repeats: int | None = None,
+    peers: str = ",".join(bench_brain_programs.PEERS),
+    peers_python: str | None = None,
+    scaling: str | None = None,
+    limit_s: float = 1200.0,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    markdown: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Run networks from the literature on neuraxis and on every simulator installed, all in one run.
+
+    Prints, for each network and simulator, how long it took to build and to run a second of model time, how many
+    times as fast neuraxis is, and what was simulated. Every sample is a process of its own, on as many
+    cores for all; they take turns, so other load on the machine meets all of them; still, measure on a quiet one.
+    The status is 1 when neuraxis failed, or when two of its runs did not give the same spikes.
+
+    Parameters
+    ----------
+    networks
+        Networks to run: brunel, microcircuit, hpc (NEST's hpc_benchmark).
+    workers
+        Worker processes of neuraxis, and threads of the others.
+    scale
+        Of the microcircuit; 1 is the whole one; 1 without it, 0.1 with --quick.
+    order
+        Of Brunel's network, which has five times as many neurons.
+    hpc_scale
+        Of the HPC benchmark; 1 is 11,250 neurons with 11,250 inputs each; 1 without it, 0.1 with --quick.
+    time_ms
+        Model time of a sample, after 100 ms that do not count; 1000 without it, 200 with --quick.
+    repeats
+        Rounds, of which the median counts; 3 without it, 1 with --quick.
+    peers
+        What to compare with: nest, brian2, or none.
+    peers_python
+        The Python that has the peers; without it that of NEURAXIS_PEERS, else of .venv-peers (see benchmarks/peers.sh).
+    scaling
+        Numbers of workers, such as 1,2,4: run neuraxis alone over each of them, and show how well it scales.
+    limit_s
+        Seconds after which a process is ended and counts as failed.
+    quick
+        Smaller networks, less model time, one round.
+    json
+        Print the results as JSON, every sample included.
+    markdown
+        Print the tables as Markdown.
+    """
+    try:
+        _check_form(json, markdown)
+        chosen = bench_brain_programs.parse_peers("none" if scaling is not None else peers)
+        python = bench_brain_programs.find_peers_python(peers_python) if chosen else sys.executable
+        gone = bench_brain_programs.left_out_peers(chosen, python)
+        present = [peer for peer in chosen if peer not in gone]
+        plan = bench_brain_plan.Plan(
+            contenders=bench_brain_plan.scaling_contenders(scaling)
+            if scaling is not None
+            else bench_brain_plan.contenders_for(present, workers),
+            networks=bench_brain_plan.parse_networks(networks),
+            order=order,
+            scale=scale if scale is not None else 0.1 if quick else 1.0,
+            hpc_scale=hpc_scale if hpc_scale is not None else 0.1 if quick else 1.0,
+            time_ms=time_ms if time_ms is not None else 200.0 if quick else 1000.0,
+            repeats=repeats if repeats is not None else 1 if quick else 3,
+            limit_s=limit_s,
+            scaling=scaling is not None,
+            peers_python=python,
+        )
+        bench_brain_plan.check_plan(plan)
+        with _ended_by_sigterm(), _progress() as progress:
+            results = bench_brain.measure(plan, list(gone.values()), progress)
+        _print(bench_brain_tables, results, as_json=json, markdown=markdown)
+    except NeuraxisError as error:
+        print(f"neuraxis bench brain: {error}", file=sys.stderr)
+        return 2
+    return 0 if results.sound else 1
+
+
+def _check_form(json: bool, markdown: bool) -> None:
+    if json and markdown:
+        raise InvalidArgument("--json and --markdown cannot both be printed: choose one")
 
 
 def _plan(
@@ -124,16 +214,17 @@ def _check_plot(path: Path | None) -> None:
         raise InvalidArgument(f"--plot {path}: there is no folder {path.absolute().parent}")
 
 
-def _print(results: Results, *, as_json: bool, markdown: bool) -> None:
+def _print(tables: ModuleType, results: Any, *, as_json: bool, markdown: bool) -> None:
+    """Print results by the functions of the module that knows their tables."""
     console = Console()
     if as_json:
-        print(json_module.dumps(as_data(results), indent=1))
+        print(json_module.dumps(tables.as_data(results), indent=1))
     elif markdown:
-        print(as_markdown(results))
+        print(tables.as_markdown(results))
     elif console.is_terminal:
-        print_tables(results, console)
+        tables.print_tables(results, console)
     else:
-        print(as_text(results))
+        print(tables.as_text(results))
 
 
 @contextmanager

@@ -85,14 +85,23 @@ __all__ = ["deliver_segment", "flush", "note_post_spike", "reward", "scale_weigh
 _f = np.float32
 _ZERO, _ONE = _f(0.0), _f(1.0)
 
+# Unsigned places and powers of two: what is looked up for each synapse is worth it.
+_CELLS, _DIGIT, _DIGIT_BITS = (
+    np.uint64(DECAY_CELLS),
+    np.uint64(DECAY_CELLS - 1),
+    np.uint64(DECAY_CELLS.bit_length() - 1),
+)
+_IN_BLOCK, _BLOCK_BITS = np.uint64(BLOCK - 1), np.uint64(BLOCK.bit_length() - 1)
+
 
 @njit
 def decayed(value: Any, table: Any, steps: Any) -> Any:
     """`value` after `steps` steps: the factor is a product of one number for each digit of the steps."""
-    low = table[steps % DECAY_CELLS] * table[DECAY_CELLS + (steps // DECAY_CELLS) % DECAY_CELLS]
-    if steps < DECAY_CELLS * DECAY_CELLS:
+    n = np.uint64(steps)
+    low = table[n & _DIGIT] * table[_CELLS + ((n >> _DIGIT_BITS) & _DIGIT)]
+    if n < _CELLS * _CELLS:
         return value * low
-    return value * (low * table[2 * DECAY_CELLS + min(steps // (DECAY_CELLS * DECAY_CELLS), DECAY_CELLS - 1)])
+    return value * (low * table[_CELLS + _CELLS + min(n >> (_DIGIT_BITS + _DIGIT_BITS), _DIGIT)])
 
 
 @njit
@@ -126,40 +135,50 @@ def _depressed(kind: Any, w: Any, k: Any, p: Any) -> Any:
 
 
 @njit
-def _apply_post_spikes(
-    kind: Any, value: Any, target: Any, delay: Any, after: Any, until: Any, last: Any, trace: Any, p: Any,
-    decay: Any, count: Any, steps: Any, capacity: Any,
+def _spikes_that_arrived(k: Any, delay: Any, until: Any, count: Any, steps: Any, capacity: Any) -> Any:
+    """How many of target k's spikes have come back to the synapse by `until`: those up to number m - 1."""
+    base = k * np.uint64(capacity)
+    mask = np.uint64(capacity - 1)
+    m = np.int64(count[k])
+    oldest = max(0, m - capacity)
+    while m > oldest and steps[base + (np.uint64(m - 1) & mask)] + delay > until:
+        m -= 1
+    return m
+
+
+@njit
+def _after_post_spikes(
+    kind: Any, value: Any, k: Any, m: Any, delay: Any, after: Any, last: Any, trace: Any, p: Any, decay: Any,
+    count: Any, steps: Any, capacity: Any,
 ) -> Any:  # fmt: skip
-    """`value` (weight, or eligibility) after the target's spikes q with after < q + delay <= until."""
-    newest = count[target]
-    kept = min(newest, capacity)
-    base = target * capacity
-    first = newest
-    while first > newest - kept and steps[base + (first - 1) % capacity] + delay > after:
+    """`value` (weight, or eligibility) after target k's spikes q up to number m - 1 with q + delay > after."""
+    base = k * np.uint64(capacity)
+    mask = np.uint64(capacity - 1)
+    oldest = max(0, np.int64(count[k]) - capacity)
+    first = m
+    while first > oldest and steps[base + (np.uint64(first - 1) & mask)] + delay > after:
         first -= 1
-    for i in range(first, newest):
-        at = steps[base + i % capacity] + delay
-        if at > until:
-            break
-        k = decayed(trace, decay, at - last)
+    for i in range(first, m):
+        trace_then = decayed(trace, decay, steps[base + (np.uint64(i) & mask)] + delay - last)
         if kind == REWARD:
-            value = value + p[F_RATE_PLUS] * k
+            value = value + p[F_RATE_PLUS] * trace_then
         else:
-            value = _facilitated(kind, value, k, p)
+            value = _facilitated(kind, value, trace_then, p)
     return value
 
 
 @njit
-def _post_trace(target: Any, before: Any, decay: Any, count: Any, steps: Any, traces: Any, capacity: Any) -> Any:
-    """The target's Kminus at step `before`, of its spikes strictly before that."""
-    newest = count[target]
-    kept = min(newest, capacity)
-    base = target * capacity
-    for i in range(newest - 1, newest - kept - 1, -1):
-        q = steps[base + i % capacity]
-        if q < before:
-            return decayed(traces[base + i % capacity], decay, before - q)
-    return _ZERO
+def _post_trace(k: Any, m: Any, before: Any, decay: Any, count: Any, steps: Any, traces: Any, capacity: Any) -> Any:
+    """Target k's Kminus at step `before`, of its spikes up to number m - 1 that are strictly before that."""
+    base = k * np.uint64(capacity)
+    mask = np.uint64(capacity - 1)
+    oldest = max(0, np.int64(count[k]) - capacity)
+    if m > oldest and steps[base + (np.uint64(m - 1) & mask)] >= before:
+        m -= 1
+    if m <= oldest:
+        return _ZERO
+    place = base + (np.uint64(m - 1) & mask)
+    return decayed(traces[place], decay, before - steps[place])
 
 
 @njit
@@ -169,20 +188,21 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     segments = table[L_ROWS] * table[L_CLASSES]
     s = source * table[L_CLASSES] + c
     index = u32(table[L_INDEX], segments + 2)
-    start, end = np.int64(index[s]), np.int64(index[s + 1])
+    start, end = np.uint64(index[s]), np.uint64(index[s + 1])
     p = f32(table[L_PARAMETERS], F_WORDS)
     targets = u32(table[L_TARGETS], table[L_SYNAPSES])
     weights = f32(table[L_WEIGHTS], table[L_SYNAPSES])
-    stride = table[L_ACCUMULATOR_STRIDE]
-    accumulators = i32(table[L_ACCUMULATORS], (table[L_POST_N] // BLOCK + 1) * stride)
+    stride = np.uint64(table[L_ACCUMULATOR_STRIDE])
+    accumulators = i32(table[L_ACCUMULATORS], 1 << 40)
     inverse_lsb = p[F_INVERSE_LSB]
     if kind == PLAIN or kind == SHORT_TERM:
         if kind == SHORT_TERM:
             inverse_lsb = inverse_lsb * _release(table, s, now - delay, segments, p)
         for j in range(start, end):
-            k = np.int64(targets[j])
-            accumulators[(k // BLOCK) * stride + k % BLOCK] += np.int32(np.rint(weights[j] * inverse_lsb))
-        return end - start
+            k = np.uint64(targets[j])
+            place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
+            accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
+        return np.int64(end - start)
 
     emitted = now - delay
     last_steps = i32(table[L_LAST], segments)
@@ -197,21 +217,23 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     eligibilities = f32(table[L_ELIGIBILITIES], table[L_SYNAPSES])
     last, trace, after = last_steps[s], traces[s], applied[s]
     for j in range(start, end):
-        k = np.int64(targets[j])
+        k = np.uint64(targets[j])
         value = eligibilities[j] if kind == REWARD else weights[j]
-        value = _apply_post_spikes(
-            kind, value, k, delay, after, emitted, last, trace, p, decay_plus, post_count, post_steps, capacity
+        m = _spikes_that_arrived(k, delay, emitted, post_count, post_steps, capacity)
+        value = _after_post_spikes(
+            kind, value, k, m, delay, after, last, trace, p, decay_plus, post_count, post_steps, capacity
         )
-        post = _post_trace(k, emitted - delay, decay_minus, post_count, post_steps, post_traces, capacity)
+        post = _post_trace(k, m, emitted - delay, decay_minus, post_count, post_steps, post_traces, capacity)
         if kind == REWARD:
             eligibilities[j] = value - p[F_RATE_MINUS] * post
         else:
             weights[j] = _depressed(kind, value, post, p)
-        accumulators[(k // BLOCK) * stride + k % BLOCK] += np.int32(np.rint(weights[j] * inverse_lsb))
+        place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
+        accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
     traces[s] = decayed(trace, decay_plus, emitted - last) + _ONE
     last_steps[s] = emitted
     applied[s] = emitted
-    return end - start
+    return np.int64(end - start)
 
 
 @njit
@@ -240,23 +262,24 @@ def note_post_spike(table: Any, target: Any, step: Any) -> None:
     if table[L_KIND] == PLAIN or table[L_KIND] == SHORT_TERM:
         return
     capacity = table[L_POST_CAPACITY]
+    mask = capacity - 1
     count = i32(table[L_POST_COUNT], table[L_POST_N])
     steps = i32(table[L_POST_STEPS], table[L_POST_N] * capacity)
     traces = f32(table[L_POST_TRACES], table[L_POST_N] * capacity)
-    n = count[target]
+    n = np.int64(count[target])
     base = target * capacity
     trace = _ONE
     if n > 0:
-        place = base + (n - 1) % capacity
+        place = base + ((n - 1) & mask)
         trace = decayed(traces[place], f32(table[L_DECAY_MINUS], 3 * DECAY_CELLS), step - steps[place]) + _ONE
-    steps[base + n % capacity] = step
-    traces[base + n % capacity] = trace
+    steps[base + (n & mask)] = step
+    traces[base + (n & mask)] = trace
     count[target] = n + 1
     # The next spike will take the place of the oldest. Has that been applied everywhere, and is it not the one that
     # Kminus is still read from? (The one after it must be old enough for both.)
     if n + 1 >= capacity - 1:
         longest = i64(table[L_DELAYS], table[L_CLASSES])[table[L_CLASSES] - 1]
-        second = steps[base + (n + 3) % capacity] if n + 3 >= capacity else 0
+        second = steps[base + ((n + 3) & mask)] if n + 3 >= capacity else 0
         if second + 2 * longest > table[L_FLUSHED]:
             table[L_FULL] = 1
 
@@ -291,11 +314,13 @@ def flush(table: Any, now: Any) -> None:
             continue
         trace = traces[s]
         if trace > _ZERO:  # the source has spiked
-            for j in range(np.int64(index[s]), np.int64(index[s + 1])):
+            for j in range(np.uint64(index[s]), np.uint64(index[s + 1])):
+                k = np.uint64(targets[j])
                 value = eligibilities[j] if kind == REWARD else weights[j]
-                value = _apply_post_spikes(
-                    kind, value, np.int64(targets[j]), delay, applied[s], until, last_steps[s], trace, p, decay_plus,
-                    post_count, post_steps, capacity,
+                m = _spikes_that_arrived(k, delay, until, post_count, post_steps, capacity)
+                value = _after_post_spikes(
+                    kind, value, k, m, delay, applied[s], last_steps[s], trace, p, decay_plus, post_count, post_steps,
+                    capacity,
                 )  # fmt: skip
                 if kind == REWARD:
                     eligibilities[j] = value

@@ -19,7 +19,7 @@ from neuraxis.network.grid import to_steps
 
 __all__ = ["PlasticTable", "build_plastic_table"]
 
-FIRST_CAPACITY = 8
+FIRST_CAPACITY = 16  # capacities are powers of two
 
 Array = NDArray[np.generic]
 

@@ -33,6 +33,7 @@ __all__ = ["NeuronPart", "Outboxes", "Shard", "lookahead"]
 RECORD_ROOM = 1 << 17
 SAMPLE_ROOM = 1 << 18
 FIRST_CALENDAR_ROOM = 1 << 14
+FLUSH_EVERY = 5000
 FOR_EVER = 2**62
 
 
@@ -182,9 +183,8 @@ class Shard:
         """Let histories of post spikes forget what was applied; where that does not help, make them longer."""
         for table in self.plastic:
             if table.row[w.L_FULL]:
-                longest = int(table.delays[-1])
-                recent = int(table.row[w.L_FLUSHED]) >= self.step - max(64, 4 * longest)
-                if recent:
+                # Going through all synapses every now and then is cheap, doing so all the time is not.
+                if int(table.row[w.L_FLUSHED]) > self.step - FLUSH_EVERY:
                     table.set_capacity(2 * table.post_steps.shape[1])
         flush_tables(self.plastic_rows, self.step)
 

@@ -18,9 +18,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
 from neuraxis.engine.plastic_tables import PlasticTable
-from neuraxis.engine.random import GOLDEN
+from neuraxis.engine.random import GOLDEN, mix
 from neuraxis.engine.shard import NeuronPart, Shard, longest_delay
 
 __all__ = ["STREAM", "Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
@@ -119,24 +120,43 @@ def install_state(shard: Shard, saved: Saved) -> None:
     shard.resume(saved.step)
 
 
-def state_hash(state: ShardState, first_ids: NDArray[np.int64]) -> int:
-    """A number for the states and plastic weights; those of all shards add up to the network's, modulo 2^64."""
+def state_hash(shard: Shard) -> int:
+    """A number for the states and plastic weights; those of all shards add up to the network's, modulo 2^64.
+
+    It is a sum over neurons and synapses, so it does not depend on their order, and nothing has to be sorted.
+    """
+    shard.flush()
     total = 0
-    for population, piece in state.populations.items():
-        ids = (first_ids[population] + np.arange(piece.first, piece.last)).astype(np.uint64)
+    for part in shard.parts:
+        piece = _export_part(part)
+        ids = (part.population.first_id + np.arange(piece.first, piece.last)).astype(np.uint64)
         for place, name in enumerate(sorted(piece.arrays)):
             values = np.ascontiguousarray(piece.arrays[name]).view(np.uint32).reshape(len(ids), -1)
             for column in range(values.shape[1]):
                 total += _sum_of_hashes(ids, 2 * place + column + 1, values[:, column])
-    for projection, piece in state.projections.items():
-        in_degrees = piece.arrays["in_degrees"].astype(np.int64)
-        target = np.repeat(np.arange(piece.first, piece.last), in_degrees).astype(np.uint64)
-        ends = np.cumsum(in_degrees)
-        place_in_row = np.arange(len(target)) - np.repeat(ends - in_degrees, in_degrees)
-        keys = target << np.uint64(32) | place_in_row.astype(np.uint64)
-        weights = np.ascontiguousarray(piece.arrays["weights"]).view(np.uint32)
-        total += _sum_of_hashes(keys, 1000 + projection, weights)
+    for table in shard.plastic:
+        salt = np.uint64(1000 + table.projection.index)
+        first = np.uint64(table.accumulators.part.first)
+        total += int(_hash_synapses(table.index, table.targets, table.weights.view(np.uint32), first, salt))
+    if shard.me == 0:  # what all shards hold alike counts once
+        total += int(shard._levels.view(np.uint32).sum(dtype=np.uint64))
     return total % 2**64
+
+
+@compiled
+def _hash_synapses(
+    index: NDArray[np.uint32],
+    targets: NDArray[np.uint32],
+    weights: NDArray[np.uint32],
+    first_target: np.uint64,
+    salt: np.uint64,
+) -> np.uint64:
+    total = np.uint64(0)
+    for segment in range(len(index) - 2):
+        for j in range(np.uint64(index[segment]), np.uint64(index[segment + 1])):
+            key = (np.uint64(segment) << np.uint64(32)) | (np.uint64(targets[j]) + first_target)
+            total += mix(mix(key + GOLDEN * salt) ^ np.uint64(weights[j]))
+    return total
 
 
 def _sum_of_hashes(keys: NDArray[np.uint64], salt: int, values: NDArray[np.uint32]) -> int:
@@ -199,8 +219,8 @@ def _install_table(table: PlasticTable, saved: Saved) -> None:
         table.eligibilities[order] = given["eligibilities"]
     if table.projection.pairing is not None:
         steps, traces = given["post_steps"].astype(np.int32), given["post_traces"].astype(np.float32)
-        if steps.shape[1] > table.post_steps.shape[1]:
-            table.set_capacity(steps.shape[1])
+        while steps.shape[1] > table.post_steps.shape[1]:
+            table.set_capacity(2 * table.post_steps.shape[1])
         table.put_post_spikes(steps, traces, given["post_counts"].astype(np.int32))
     if table.kind != w.PLAIN:
         sources = saved.sources(table.projection.index)

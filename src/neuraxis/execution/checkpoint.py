@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ class SavedState:
         self._pieces: dict[tuple[str, int], list[tuple[int, int, Any, set[str]]]] = {}
         try:
             self._files = [self._stack.enter_context(_open(folder / name)) for name in files]
-            self._folder = folder
+            self._folder, self._names = folder, files
             self._read_totals()
             self._find_pieces()
         except (KeyError, ValueError, TypeError, SafetensorError) as error:
@@ -83,13 +83,13 @@ class SavedState:
             raise
 
     def _read_totals(self) -> None:
-        totals = [file.metadata() or {} for file in self._files]
-        steps = {int(one["step"]) for one in totals}
+        totals = [self._read(file, _totals) for file in self._files]
+        steps = {step for step, _, _ in totals}
         if len(steps) != 1:
             raise CheckpointError(f"{self._folder}: its files were saved at different steps: {sorted(steps)}")
         self.step = steps.pop()
-        self.events = sum(int(one["events"]) for one in totals)
-        self.spike_hash = sum(int(one["spike_hash"]) for one in totals) % 2**64
+        self.events = sum(events for _, events, _ in totals)
+        self.spike_hash = sum(spike_hash for _, _, spike_hash in totals) % 2**64
         self.spike_steps = np.concatenate([file.get_tensor("spike_steps") for file in self._files])
         self.spike_ids = np.concatenate([file.get_tensor("spike_ids") for file in self._files])
         self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
@@ -97,16 +97,18 @@ class SavedState:
 
     def _find_pieces(self) -> None:
         for file in self._files:
-            found: dict[tuple[str, int, int, int], set[str]] = {}
-            for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
-                kind, *rest = key.split("/")
-                if kind in ("population", "projection"):
-                    index, first, last, name = rest
-                    found.setdefault((kind, int(index), int(first), int(last)), set()).add(name)
-            for (kind, index, first, last), names in found.items():
+            for (kind, index, first, last), names in self._read(file, _names).items():
                 self._pieces.setdefault((kind, index), []).append((first, last, file, names))
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece[0])
+
+    def _read(self, file: Any, how: Callable[[Any], Any]) -> Any:
+        """What `how` reads from a file; an error names the file."""
+        try:
+            return how(file)
+        except (KeyError, ValueError, TypeError) as error:
+            path = self._folder / self._names[self._files.index(file)]
+            raise CheckpointError(f"{path}: damaged: {error!r}") from error
 
     def check(self, network: Network) -> None:
         """Raise unless everything is there that a network's shards will ask for, in the right sizes."""
@@ -210,6 +212,22 @@ class SavedState:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+def _totals(file: Any) -> tuple[int, int, int]:
+    given = file.metadata() or {}
+    return int(given["step"]), int(given["events"]), int(given["spike_hash"])
+
+
+def _names(file: Any) -> dict[tuple[str, int, int, int], set[str]]:
+    """The arrays in a file, by (kind, index, first, last neuron)."""
+    found: dict[tuple[str, int, int, int], set[str]] = {}
+    for key in file.keys():  # noqa: SIM118  (a safetensors file is no mapping)
+        kind, *rest = key.split("/")
+        if kind in ("population", "projection"):
+            index, first, last, name = rest
+            found.setdefault((kind, int(index), int(first), int(last)), set()).add(name)
+    return found
 
 
 def _open(path: Path) -> Any:

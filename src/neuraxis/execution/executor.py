@@ -56,11 +56,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the probes saw in some steps: spikes in the order of time and id, and samples of states."""
+    """What the probes saw in some steps: spikes in the order of time and id, and samples of states.
+
+    `spikes` counts all spikes in these steps, recorded or not.
+    """
 
     steps: NDArray[np.int64]
     ids: NDArray[np.int64]
     samples: list[Samples] = field(default_factory=list)
+    spikes: int = 0
 
 
 class Executor(Protocol):
@@ -103,4 +107,5 @@ def merge_recorded(pieces: list[Recorded]) -> Recorded:
     steps = np.concatenate([piece.steps for piece in pieces])
     ids = np.concatenate([piece.ids for piece in pieces])
     order = np.lexsort((ids, steps))
-    return Recorded(steps[order], ids[order], [sample for piece in pieces for sample in piece.samples])
+    samples = [sample for piece in pieces for sample in piece.samples]
+    return Recorded(steps[order], ids[order], samples, sum(piece.spikes for piece in pieces))

@@ -34,7 +34,7 @@ class ParallelExecutor:
     """`workers` processes, each with a shard of the network."""
 
     def __init__(self, workers: int, *, timeout_s: float | None = None) -> None:
-        """`timeout_s`: how long a command may take (None: as long as it takes, while all workers live)."""
+        """`timeout_s`: how long a command may take once all is built (None: while all workers live, any time)."""
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         self.workers = workers
@@ -143,7 +143,7 @@ class ParallelExecutor:
     def _receive(self) -> tuple[int, Any]:
         assert self._team is not None
         try:
-            return self._team.receive(timeout=self._timeout_s)
+            return self._team.receive()  # a worker that dies ends this, and building may take as long as it takes
         except WorkerFailed as error:
             self._fail(error)
 

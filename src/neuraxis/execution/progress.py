@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["ProgressLine"]
+__all__ = ["ProgressLine", "run_text"]
+
+_WIDEST_BAR = 24
+_ROOM_FOR_TEXT = 76  # what a line takes besides its bar, so that it fits 80 columns
 
 
 class ProgressLine:
@@ -22,7 +25,7 @@ class ProgressLine:
             console = Console(stderr=True)
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=min(_WIDEST_BAR, max(4, console.width - _ROOM_FOR_TEXT))),
                 _Says(),
                 TimeRemainingColumn(),
                 console=console,
@@ -48,6 +51,29 @@ class ProgressLine:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+def run_text(time_ms: float, model_seconds: float, run_seconds: float, spikes: int) -> str:
+    """What a run says of itself: the model time it has reached, and its speed.
+
+    `model_seconds` and `spikes` were run in `run_seconds`; "2 x real time" is twice as fast as real time.
+    """
+    text = f"{time_ms:,.1f} ms of model time"
+    if run_seconds > 0:
+        text += f", {_short(model_seconds / run_seconds)} x real time, {_short(spikes / run_seconds)} spikes/s"
+    return text
+
+
+def _short(value: float) -> str:
+    """A number in few characters: 0.042, 1.2, 340, 12 k, 1.2 M."""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= 0.9995 * size:  # what would be rounded to 1000 has the next letter
+            return f"{_two_or_three_digits(value / size)}{letter}"
+    return _two_or_three_digits(value)
+
+
+def _two_or_three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.2g}"
 
 
 class _Says(ProgressColumn):

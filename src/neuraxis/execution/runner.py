@@ -51,6 +51,7 @@ class ShardRunner:
     def advance(self, until: int, check: Callable[[], None] = lambda: None) -> Recorded:
         """Run to step `until`. While others are late, `check` is called now and then; it may raise."""
         pieces = []
+        spikes_before = int(self.shard.spike_counts.sum())
         nap = _SHORTEST_NAP_S
         while True:
             answer = self.shard.advance(until, *self._patience)
@@ -68,6 +69,7 @@ class ShardRunner:
             np.concatenate([piece.steps for piece in pieces]),
             np.concatenate([piece.ids for piece in pieces]),
             [sample for piece in pieces for sample in piece.samples],
+            int(self.shard.spike_counts.sum()) - spikes_before,
         )
 
     def counters(self) -> Counters:
@@ -81,12 +83,7 @@ class ShardRunner:
         return [int(p[i]) for i in (plan.P_WAITED, plan.P_COLLECTED, plan.P_DELIVERED, plan.P_UPDATED)]
 
     def state_hash(self) -> int:
-        state = export_state(self.shard)
-        first_ids = np.array([p.first_id for p in self.network.populations], np.int64)
-        total = state_hash(state, first_ids)
-        if self.shard.me == 0:  # what all shards hold alike counts once
-            total += int(state.levels.view(np.uint32).sum(dtype=np.uint64))
-        return total % 2**64
+        return state_hash(self.shard)
 
     def read_state(self, population: int, name: str) -> NDArray[np.generic] | None:
         for part in self.shard.parts:

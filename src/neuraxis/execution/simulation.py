@@ -17,7 +17,7 @@ from neuraxis.errors import InvalidArgument, InvalidType, ShardFailed, Simulatio
 from neuraxis.execution.checkpoint import SavedState, new_state_folder, read_manifest, write_manifest
 from neuraxis.execution.executor import Counters, Executor
 from neuraxis.execution.parallel import ParallelExecutor
-from neuraxis.execution.progress import ProgressLine
+from neuraxis.execution.progress import ProgressLine, run_text
 from neuraxis.execution.recording import Recording
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
@@ -39,8 +39,10 @@ class Simulation:
         network: what to run. It is read once, here; changing it afterwards has no effect.
         workers: how many processes; 1 runs in this one. The result is the same, to the bit.
         executor: who runs it, instead of `workers`.
-        record_to: a file (SONATA, HDF5) for the spikes of all spike probes, written while the simulation runs.
-            Without it they are kept in memory.
+        record_to: a file (SONATA, HDF5) for the spikes of all spike probes, written while the simulation runs; the
+            samples of each state probe go to a report beside it: for "out.h5" to "out.<population>.<state>.h5".
+            Files get their names when the simulation is closed, and end in ".partial" until then.
+            Without it all is kept in memory.
         progress: whether to draw a progress line; by default on a terminal.
     """
 
@@ -101,7 +103,7 @@ class Simulation:
         executor = self._open()
         before = self._counted(executor)
         begun_at, until = self._step, self._step + int(steps)
-        seconds = 0.0
+        seconds, spikes = 0.0, 0
         piece = _FIRST_PIECE_STEPS
         with ProgressLine("running", max(1, int(steps)), self._show) as line:
             while self._step < until:
@@ -113,19 +115,15 @@ class Simulation:
                     seconds += took
                     self._recording.add(recorded)
                     self._step = target
-                line.update(self._step - begun_at, self._progress_text(self._step - begun_at, seconds, recorded.steps))
+                spikes += recorded.spikes
+                done = self._step - begun_at
+                line.update(done, run_text(self.time_ms, done * self.network.dt_ms * 1e-3, seconds, spikes))
                 if took < _PIECE_S / 2:
                     piece *= 2
                 elif took > 2 * _PIECE_S and piece > 1:
                     piece //= 2
         after = self._counted(executor)
         return self._summary(before, after, seconds)
-
-    def _progress_text(self, steps: int, seconds: float, spikes: NDArray[np.int64]) -> str:
-        model_s = steps * self.network.dt_ms * 1e-3
-        slower = seconds / model_s if model_s else 0.0
-        text = f"{self.time_ms:,.1f} ms of model time, {slower:.3g} s a second"
-        return text + (f", {len(spikes):,} spikes recorded in the last piece" if len(spikes) else "")
 
     # --- to look at -------------------------------------------------------------------------------------------
 
@@ -222,7 +220,8 @@ class Simulation:
     def restore(self, folder: str | Path) -> None:
         """Go on from a saved state of the same network, saved with any number of workers.
 
-        What was recorded in memory is forgotten. A state that cannot be used leaves the simulation as it was.
+        What was recorded in memory is forgotten; files must be able to go on from the state's step. A state that
+        cannot be used leaves the simulation as it was.
         """
         executor = self._open()
         state, files = read_manifest(Path(folder), self.network)
@@ -237,7 +236,7 @@ class Simulation:
     # --- to end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers, and finish the file that is recorded to. What was recorded in memory stays readable."""
+        """End the workers, and finish the files that are recorded to. What was recorded in memory stays readable."""
         if self._closed:
             return
         self._closed = True

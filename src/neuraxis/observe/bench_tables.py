@@ -16,7 +16,18 @@ from neuraxis.observe.bench_contenders import PEERS
 from neuraxis.observe.bench_patterns import size_text
 from neuraxis.observe.bench_targets import verdicts
 
-__all__ = ["as_data", "as_markdown", "as_text", "print_tables"]
+__all__ = [
+    "Rows",
+    "as_data",
+    "as_markdown",
+    "as_text",
+    "machine_lines",
+    "markdown_table",
+    "print_tables",
+    "ratio_text",
+    "text_lines",
+    "text_table",
+]
 
 SIZE_MEANING = (
     "Size: bytes of float32 that one rank passes in; for scatter, all_to_all and reduce_scatter the whole input, "
@@ -58,13 +69,8 @@ def print_tables(results: Results, console: Console) -> None:
 
 def as_text(results: Results) -> str:
     """For a file or a pipe."""
-    blocks = ["\n".join(textwrap.fill(line, _TEXT_WIDTH) for line in _heading(results))]
-    for pattern, headings, rows in _tables(results):
-        widths = _widths(headings, rows)
-        lines = [pattern]
-        for row in [headings, *rows]:
-            lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-        blocks.append("\n".join(lines))
+    blocks = [text_lines(_heading(results))]
+    blocks += [f"{pattern}\n{text_table(headings, rows)}" for pattern, headings, rows in _tables(results)]
     return "\n\n".join([*blocks, "\n".join(_footing(results))])
 
 
@@ -72,13 +78,48 @@ def as_markdown(results: Results) -> str:
     """For a page of documentation."""
     blocks = ["\n".join(f"- {line}" for line in _heading(results))]
     for pattern, headings, rows in _tables(results):
-        widths = _widths(headings, rows)
-        lines = [_markdown_row(headings, widths)]
-        lines.append("|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
-        lines += [_markdown_row(row, widths) for row in rows]
-        blocks.append(f"### {pattern}\n\n" + "\n".join(lines))
+        blocks.append(f"### {pattern}\n\n{markdown_table(headings, rows)}")
     blocks.append("\n".join(f"- {line}" for line in _footing(results)))
     return "\n\n".join(blocks)
+
+
+def text_lines(lines: Sequence[str]) -> str:
+    """Lines, folded where they are long."""
+    return "\n".join(textwrap.fill(line, _TEXT_WIDTH) for line in lines)
+
+
+def text_table(headings: Sequence[str], rows: Rows) -> str:
+    """Columns that are flush right."""
+    widths = _widths(headings, rows)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [headings, *rows]
+    )
+
+
+def markdown_table(headings: Sequence[str], rows: Rows) -> str:
+    """Columns that are flush right, in the source as well."""
+    widths = _widths(headings, rows)
+    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
+    return "\n".join([_markdown_row(headings, widths), rule, *(_markdown_row(row, widths) for row in rows)])
+
+
+def machine_lines(machine: dict[str, str]) -> list[str]:
+    """The hardware in one line, the software in another."""
+    hardware = ("cpu", "cores", "memory", "kernel")
+    return [
+        ", ".join(
+            f"{machine[name]} cores" if name == "cores" else machine[name] for name in hardware if name in machine
+        ),
+        ", ".join(
+            value if name == "mpi" else f"{name} {value}" for name, value in machine.items() if name not in hardware
+        ),
+    ]
+
+
+def ratio_text(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
 def _tables(results: Results) -> list[tuple[str, list[str], Rows]]:
@@ -91,7 +132,7 @@ def _tables(results: Results) -> list[tuple[str, list[str], Rows]]:
             [
                 size_text(size),
                 *(_time(results.median_us(pattern, size, name)) for name in contenders),
-                *(_ratio(results.ratio(pattern, size, peer, ours)) for peer, ours in comparisons),
+                *(ratio_text(results.ratio(pattern, size, peer, ours)) for peer, ours in comparisons),
             ]
             for other, size in results.plan.cells()
             if other == pattern
@@ -108,15 +149,9 @@ def _comparisons(results: Results) -> list[tuple[str, str]]:
 
 
 def _heading(results: Results) -> list[str]:
-    machine, plan = results.machine, results.plan
-    hardware = ("cpu", "cores", "memory", "kernel")
+    plan = results.plan
     lines = [
-        ", ".join(
-            f"{machine[name]} cores" if name == "cores" else machine[name] for name in hardware if name in machine
-        ),
-        ", ".join(
-            value if name == "mpi" else f"{name} {value}" for name, value in machine.items() if name not in hardware
-        ),
+        *machine_lines(results.machine),
         f"{plan.ranks} ranks; microseconds a call, the median of {plan.rounds} round(s) in which all take turns.",
         SIZE_MEANING,
     ]
@@ -139,12 +174,6 @@ def _time(microseconds: float | None) -> str:
         return "-"
     digits = 2 if microseconds < 10 else 1 if microseconds < 100 else 0
     return f"{microseconds:,.{digits}f}"
-
-
-def _ratio(ratio: float | None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
 def _widths(headings: Sequence[str], rows: Rows) -> list[int]:
