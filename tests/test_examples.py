@@ -21,6 +21,16 @@ EXAMPLES = {
     "06_torch_ddp.py": ([*LAUNCH, "-n", "2"], "step 100"),
     "07_restart.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "finished at step 10 with 45"),
     "08_run_function.py": ([sys.executable], "a rank's own exception: 13 is not a number I like"),
+    "09_brunel.py": ([sys.executable], "fingerprint"),
+    "10_microcircuit.py": ([sys.executable], "L23E"),
+    "11_hpc_benchmark.py": ([sys.executable], "synaptic events"),
+    "12_own_neuron.py": ([sys.executable], "half a period (10 ms) apart: 0 spikes"),
+}
+# Small enough for a test; where there is a raster, it goes to a file.
+ARGUMENTS = {
+    "09_brunel.py": ["--order", "50", "--time-ms", "50", "--workers", "2"],
+    "10_microcircuit.py": ["--scale", "0.01", "--time-ms", "50", "--json", "--plot", "raster.png"],
+    "11_hpc_benchmark.py": ["--scale", "0.02", "--time-ms", "20"],
 }
 
 
@@ -31,13 +41,14 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, tmp_path: Path) -> None:
     command, words = EXAMPLES[name]
-    arguments = [str(tmp_path / "state.npy")] if name == "07_restart.py" else []
+    arguments = [str(tmp_path / "state.npy")] if name == "07_restart.py" else ARGUMENTS.get(name, [])
     done = subprocess.run(
         [*command, str(ROOT / "examples" / name), *arguments],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stdout + done.stderr

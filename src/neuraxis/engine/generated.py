@@ -28,7 +28,7 @@ from numba import types
 from neuraxis.compiled import compiled_c_function, digest_of_sources
 from neuraxis.network.neuron_model import NeuronModel
 
-__all__ = ["BLOCK", "POISSON_SIZES", "BlockLayout", "poisson_function", "update_function"]
+__all__ = ["BLOCK", "POISSON_SIZES", "BlockLayout", "cache_folder", "poisson_function", "update_function"]
 
 BLOCK = 1024
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
@@ -208,7 +208,7 @@ def _module(name: str, source: str) -> ModuleType:
 
 def _written(file_name: str, source: str) -> Path | None:
     """The file with this source in the user's cache folder; None where nothing can be written."""
-    folder = _folder()
+    folder = cache_folder()
     if folder is None:
         return None
     path = folder / file_name
@@ -224,7 +224,8 @@ def _written(file_name: str, source: str) -> Path | None:
 
 
 @cache
-def _folder() -> Path | None:
+def cache_folder() -> Path | None:
+    """Where generated kernels are kept: NEURAXIS_CACHE_DIR, or the user's cache; None where nothing can be written."""
     chosen = os.environ.get("NEURAXIS_CACHE_DIR")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuraxis"
     try:

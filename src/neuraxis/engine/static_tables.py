@@ -203,7 +203,9 @@ def _build(
             first_rows[population.index] = rows
             rows += population.n
             pop_shifts[population.index] = 0 if wide else shifts[own[0].index]
-    index = np.zeros(rows * len(delays) + 2, np.uint32)
+    # NumPy asks for huge pages for a large `empty`, not for `zeros`, and this is read and written all over the place.
+    index = np.empty(rows * len(delays) + 2, np.uint32)
+    index[:] = 0
     first_accumulator = band[0][0].first + band[0][1] * band[0][0].stride
     work = [
         (projection, one, first, last, encode_rule(projection, one.part, network.seed))

@@ -1,16 +1,38 @@
-"""Compile the kernels, or load them from disk, by running a tiny network that uses each."""
+"""Compile the kernels, or load them from disk, before the first network needs them."""
 
 from __future__ import annotations
 
+from functools import cache
+
+from neuraxis.compiled import after_the_first, digest_of_sources
+from neuraxis.engine.generated import cache_folder
 from neuraxis.engine.placement import place
 from neuraxis.engine.shard import Outboxes, Shard
 from neuraxis.network import STDP, AllToAll, Network, Normal
 from neuraxis.network.models import lif_delta
 
-__all__ = ["compile_kernels"]
+__all__ = ["warm_up"]
 
 
-def compile_kernels() -> None:
+@cache
+def warm_up() -> None:
+    """Have every kernel in memory. Of the processes that find nothing on disk, one compiles and the others wait."""
+    folder = cache_folder()
+    done = None if folder is None else folder / f"compiled-{digest_of_sources().hex()[:20]}"
+    if done is not None and done.exists():
+        _run_each_kernel()
+        return
+    with after_the_first(__file__):
+        _run_each_kernel()
+    if done is not None:
+        try:
+            done.touch()
+        except OSError:
+            pass  # the next process waits for its turn once more
+
+
+def _run_each_kernel() -> None:
+    """Run a tiny network that uses each."""
     network = Network()
     population = network.population("warm", 2, lif_delta, v_mv=Normal(-70.0, 1.0))
     network.poisson(population, 1000.0, 0.1)

@@ -101,7 +101,7 @@ class Recording:
         values: list[NDArray[np.generic]] = [np.zeros((0, probe.n), _kind(probe))]
         for pieces in self._samples.get(probe.index, []):
             steps, block = _frames(probe, pieces)
-            times.append(steps * self._network.dt_ms)
+            times.append(np.asarray(steps * self._network.dt_ms, np.float64))
             values.append(block)
         return np.concatenate(times), np.concatenate(values)
 

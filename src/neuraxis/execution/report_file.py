@@ -188,7 +188,7 @@ def read_report(
             raise InvalidArgument(f"{where}: no SONATA report, it has no group /report")
         if population_name is None and len(report) == 1:
             (population_name,) = report
-        if population_name not in report:
+        if population_name is None or population_name not in report:
             raise InvalidArgument(f"population_name is {population_name!r}: {where} has {', '.join(report) or 'none'}")
         group = report[population_name]
         time, data, mapping = group["mapping/time"], group["data"], group["mapping"]

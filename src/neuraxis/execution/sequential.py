@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine.placement import place
 from neuraxis.engine.shard import Outboxes
+from neuraxis.engine.warm import warm_up
 from neuraxis.execution.executor import BuildReport, Counters, Recorded
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.network import Network
@@ -26,6 +27,7 @@ class SequentialExecutor:
         self._runner: ShardRunner | None = None
 
     def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        warm_up()
         placement = place(network, 1)
         self._runner = ShardRunner(network, placement, 0, Outboxes.private(network, placement), progress, (0, 0))
         return self._runner.report()

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from neuraxis.comm.region import SharedRegion
-from neuraxis.compiled import after_the_first
 from neuraxis.engine.shard import Outboxes
+from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, LineClosed
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.launch import WorkerLine
@@ -25,8 +25,7 @@ def serve(line: WorkerLine) -> None:
         return
     with SharedRegion.attach(region_name) as region:
         outboxes = Outboxes.at(region.address, network, placement, None)
-        with after_the_first(__file__):
-            warm_up()
+        warm_up()
         runner = ShardRunner(network, placement, line.rank, outboxes, _Progress(line), patience)
         line.send(runner.report())
         while True:
@@ -67,10 +66,3 @@ class _Progress:
             self._line.send(self._built)
             self._built = 0
             self._told = now
-
-
-def warm_up() -> None:
-    """Compile, or load, what every shard needs."""
-    from neuraxis.engine.warm import compile_kernels
-
-    compile_kernels()

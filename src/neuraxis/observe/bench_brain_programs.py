@@ -129,13 +129,18 @@ def run_program(command: Sequence[str], limit_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program that is still running, and what it has started."""
+    if process.poll() is not None:
+        return
     for number, patience_s in _ENDING:
-        if process.poll() is not None:
-            return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
+            break
+    # It may have left others of its group behind, which took no notice.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_words(text: str) -> str:
