@@ -4,8 +4,8 @@ python examples/09_brunel.py --workers 2 --plot brunel.png
 python examples/09_brunel.py --order 250 --time-ms 200        (a tenth of the size)
 
 The network is described in src/neuraxis/network/library/brunel.py, in a dozen lines: two populations, four
-projections, one Poisson input each. The fingerprint at the end hashes every spike and every membrane: run it with another
---workers and compare.
+projections, one Poisson input each. The fingerprint at the end hashes every spike and every membrane: run it with
+another --workers and compare.
 """
 
 from neuraxis.network.library import brunel

@@ -6,8 +6,6 @@ A resonate-and-fire neuron (Izhikevich 2001): two states that oscillate at a fre
 spikes make it fire if they come one period apart, and not if they come half a period apart.
 """
 
-import math
-
 from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, neuron_model
 from neuraxis.network.models import spike_source
@@ -16,14 +14,11 @@ from neuraxis.network.models import spike_source
 @neuron_model(
     states={"x": 0.0, "y": 0.0},
     receptors=("input",),
-    parameters={"frequency_hz": 50.0, "damping_per_ms": 0.02, "threshold": 1.0},
-    constants=lambda p, dt_ms: {
-        "cosine": math.exp(-p["damping_per_ms"] * dt_ms) * math.cos(2e-3 * math.pi * p["frequency_hz"] * dt_ms),
-        "sine": math.exp(-p["damping_per_ms"] * dt_ms) * math.sin(2e-3 * math.pi * p["frequency_hz"] * dt_ms),
-    },
+    parameters={"per_ms": 0.314159, "damping_per_ms": 0.02, "threshold": 1.0},  # 2 pi / 20 ms
 )
-def resonate(x, y, input, cosine, sine, threshold):
-    x, y = x * cosine - y * sine + input, x * sine + y * cosine
+def resonate(x, y, input, dt_ms, per_ms, damping_per_ms, threshold):
+    x = x - dt_ms * (damping_per_ms * x + per_ms * y) + input
+    y = y + dt_ms * (per_ms * x - damping_per_ms * y)
     spike = y >= threshold
     return spike, 0.0 if spike else x, 0.0 if spike else y
 
@@ -31,7 +26,7 @@ def resonate(x, y, input, cosine, sine, threshold):
 def spikes_for(interval_ms: float, workers: int = 1) -> int:
     network = Network(dt_ms=0.1)
     source = network.population("source", 1, spike_source)
-    neuron = network.population("neuron", 1, resonate(frequency_hz=50.0))
+    neuron = network.population("neuron", 1, resonate(threshold=1.0))
     network.spikes(source, [5.0, 5.0 + interval_ms], [0, 0])
     network.connect(source, neuron, AllToAll(), weight=0.9, delay_ms=1.0)
     with Simulation(network, workers) as simulation:

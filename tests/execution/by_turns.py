@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neuraxis.engine import plan
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.shard import Outboxes
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
+from neuraxis.execution.executor import BuildReport, Recorded, merge_recorded
 from neuraxis.execution.runner import ShardRunner
+from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.network import Network
 
 __all__ = ["ByTurns"]
 
 
-class ByTurns:
+class ByTurns(ShardsTogether):
     """`workers` shards with parts of populations of random sizes, also empty ones."""
 
     def __init__(self, workers: int, seed: int = 0) -> None:
@@ -35,13 +35,7 @@ class ByTurns:
         placement = self._cut(network)
         outboxes = Outboxes.private(network, placement)
         self._runners = [ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)]
-        reports = [runner.report() for runner in self._runners]
-        return BuildReport(
-            sum(one.static_synapses for one in reports),
-            sum(one.plastic_synapses for one in reports),
-            sum(one.synapse_bytes for one in reports),
-            sum(one.clipped_delays for one in reports),
-        )
+        return merge_reports([runner.report() for runner in self._runners])
 
     def advance(self, until: int) -> Recorded:
         pieces: list[list[Recorded]] = [[] for _ in self._runners]
@@ -60,45 +54,13 @@ class ByTurns:
             own.append(runner._take())
         return merge_recorded([piece for own in pieces for piece in own])
 
-    def counters(self) -> Counters:
-        answers = [runner.counters() for runner in self._runners]
-        assert len({one.step for one in answers}) == 1
-        return Counters(
-            answers[0].step,
-            np.sum([one.spike_counts for one in answers], axis=0),
-            sum(one.events for one in answers),
-            sum(one.hash for one in answers) % 2**64,
-            answers[0].peak_memory_bytes,
-        )
-
-    def state_hash(self) -> int:
-        return sum(runner.state_hash() for runner in self._runners) % 2**64
-
-    def read_state(self, population: int, name: str) -> NDArray[np.generic]:
-        pieces = [runner.read_state(population, name) for runner in self._runners]
-        return np.concatenate([piece for piece in pieces if piece is not None])
-
-    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
-        pieces = [runner.read_synapses(projection) for runner in self._runners]
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    def ask(self, command: str, *arguments: Any) -> list[Any]:
+        return [getattr(runner, command)(*arguments) for runner in self._runners]
 
     def level(self, modulator: int) -> float:
-        levels = {runner.level(modulator) for runner in self._runners}
+        levels = set(self.ask("level", modulator))
         assert len(levels) == 1
         return levels.pop()
-
-    def set_level(self, modulator: int, level: float) -> None:
-        for runner in self._runners:
-            runner.set_level(modulator, level)
-
-    def save(self, folder: Path) -> list[str]:
-        return [runner.save(folder) for runner in self._runners]
-
-    def restore(self, folder: Path, files: list[str]) -> None:
-        for runner in self._runners:
-            runner.restore(folder, files)
-        for runner in self._runners:
-            runner.publish()
 
     def close(self) -> None:
         self._runners = []

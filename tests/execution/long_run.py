@@ -64,7 +64,7 @@ def main(workers: int, record_to: str | None) -> None:
         simulation.step(10)
         print(json.dumps({"pids": worker_pids(simulation)}), flush=True)
         try:
-            simulation.run(1e9)
+            simulation.run(2e8)
         except KeyboardInterrupt:
             kept = None if record_to else len(simulation.spikes("cells")[0])
             answer = {"steps": simulation.steps, "fingerprint": simulation.fingerprint(), "spikes": kept}

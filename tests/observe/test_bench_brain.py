@@ -165,6 +165,8 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children() -> None:
     command = ["env", f"{MARK}={mark}", "sh", "-c", "sleep 60 & wait"]
     with pytest.raises(ContenderFailed, match=r"not done after 0\.5 s"):
         run_program(command, 0.5)
+    # SIGKILL was sent; the kernel takes a moment to do it.
+    psutil.wait_procs(marked(mark), timeout=10)
     assert not marked(mark)
 
 

@@ -125,6 +125,7 @@ from neuraxis.engine.plan import (
     T_DUE,
     T_FIRST_ROWS,
     T_INDEX,
+    T_MOST,
     T_ROOM,
     T_SHIFTS,
     T_WIDE,
@@ -142,6 +143,9 @@ _LINES = 5  # of each
 # A segment in the calendar: 8 bits shift, 24 bits size, 32 bits start.
 _LOW = np.uint64(0xFFFFFFFF)
 _SIZE = np.uint64(0xFFFFFF)
+
+# A wide synapse: 16 bits delay class, 16 accumulator, 32 weight. (A narrow one: 16 bits weight, 16 accumulator.)
+_TARGET = np.uint64(0xFFFF)
 
 
 @compiled
@@ -167,15 +171,15 @@ def advance(
         for i in range(plastic.shape[0]):
             if plastic[i, L_FULL]:
                 return NO_ROOM
-        for i in range(tables.shape[0]):
-            if not _calendar_has_room(plan, tables[i]):
-                return NO_CALENDAR_ROOM
         clock = cycles()
         there = _others_are_there(plan, t, spins, yields)
         clock = _spent(plan, P_WAITED, clock)
         if not there:
             return WAITING
         _collect(plan, t)
+        for i in range(tables.shape[0]):
+            if not _calendar_has_room(plan, tables[i], t - plan[P_LOOKAHEAD]):
+                return NO_CALENDAR_ROOM  # nothing is changed that collecting again would not set alike
         for i in range(tables.shape[0]):
             _schedule(plan, tables[i], t - plan[P_LOOKAHEAD], t - 1)
         clock = _spent(plan, P_COLLECTED, clock)
@@ -276,39 +280,75 @@ def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
     first_ids = i64(plan[P_FIRST_IDS], populations + 1)
     first_rows = i64(table[T_FIRST_ROWS], populations)
     shifts = i64(table[T_SHIFTS], populations)
-    classes = np.uint64(table[T_CLASSES])
-    delays = i64(table[T_DELAYS], table[T_CLASSES])
-    index = u32(table[T_INDEX], 1 << 40)
-    room = table[T_ROOM]
-    calendar = u64(table[T_CALENDAR], slots * room)
-    due = i64(table[T_DUE], slots)
-    first_class = np.uint64(0)
-    while first_class < classes and s + delays[first_class] <= after:
-        first_class += np.uint64(1)
     for p in range(populations):
         if first_rows[p] < 0:
             continue
         shift = np.uint64(shifts[p]) << np.uint64(56)
         for i in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):
-            row = np.uint64(first_rows[p] + np.int64(ids[i]) - first_ids[p]) * classes
-            start = np.uint64(index[row + first_class])
-            for c in range(first_class, classes):
-                end = np.uint64(index[row + c + np.uint64(1)])
-                at = np.uint64((s + delays[c]) & (slots - 1))
-                n = due[at]
-                calendar[at * np.uint64(room) + np.uint64(n)] = shift | ((end - start) << np.uint64(32)) | start
-                due[at] = n + np.int64(end > start)  # an empty one is written over
-                start = end
+            row = np.uint64(first_rows[p] + np.int64(ids[i]) - first_ids[p])
+            if table[T_WIDE]:
+                _schedule_wide(plan, table, s, after, row)
+            else:
+                _schedule_narrow(plan, table, s, after, row, shift)
 
 
 @njit
-def _calendar_has_room(plan: Any, table: Any) -> Any:
-    """Whether a calendar has room for the spikes of any one step."""
+def _schedule_narrow(plan: Any, table: Any, s: Any, after: Any, source: Any, shift: Any) -> None:
+    """The segments of one source, found by the index."""
+    mask, room = plan[P_SLOTS] - 1, np.uint64(table[T_ROOM])
+    classes = np.uint64(table[T_CLASSES])
+    delays = i64(table[T_DELAYS], table[T_CLASSES])
+    index = u32(table[T_INDEX], 1 << 40)
+    calendar = u64(table[T_CALENDAR], 1 << 40)
     due = i64(table[T_DUE], plan[P_SLOTS])
-    most = np.int64(0)
-    for slot in range(plan[P_SLOTS]):
-        most = max(most, due[slot])
-    return most + plan[P_NEURONS] + 1 <= table[T_ROOM]
+    row = source * classes
+    most = table[T_MOST]
+    start = np.uint64(index[row])
+    for c in range(classes):
+        end = np.uint64(index[row + c + np.uint64(1)])
+        t = s + delays[c]
+        at = np.uint64(t & mask)
+        n = due[at]
+        calendar[at * room + np.uint64(n)] = shift | ((end - start) << np.uint64(32)) | start
+        n += np.int64(end > start and t > after)  # else it is written over
+        due[at] = n
+        most = max(most, n)
+        start = end
+    table[T_MOST] = most
+
+
+@njit
+def _schedule_wide(plan: Any, table: Any, s: Any, after: Any, source: Any) -> None:
+    """The segments of one source, found by the classes in its words."""
+    mask, room = plan[P_SLOTS] - 1, np.uint64(table[T_ROOM])
+    delays = i64(table[T_DELAYS], table[T_CLASSES])
+    index = u32(table[T_INDEX], 1 << 40)
+    words = u64(table[T_WORDS_ADDRESS], 1 << 40)
+    calendar = u64(table[T_CALENDAR], 1 << 40)
+    due = i64(table[T_DUE], plan[P_SLOTS])
+    start, end = np.uint64(index[source]), np.uint64(index[source + np.uint64(1)])
+    while start < end:
+        c = words[start] >> np.uint64(48)
+        next_start = start + np.uint64(1)
+        while next_start < end and words[next_start] >> np.uint64(48) == c:
+            next_start += np.uint64(1)
+        t = s + delays[c]
+        if t > after:
+            at = np.uint64(t & mask)
+            calendar[at * room + np.uint64(due[at])] = ((next_start - start) << np.uint64(32)) | start
+            due[at] += 1
+            table[T_MOST] = max(table[T_MOST], due[at])
+        start = next_start
+
+
+@njit
+def _calendar_has_room(plan: Any, table: Any, s: Any) -> Any:
+    """Whether a calendar has room for the spikes of step s, each of which has one segment at most for each slot."""
+    if s < 1:
+        return True
+    populations = plan[P_POPULATIONS]
+    offsets = plan[P_HISTORY_OFFSETS] + (s & (plan[P_SLOTS] - 1)) * (populations + 1) * 4
+    return table[T_MOST] + i32(offsets, populations + 1)[populations] + 1 <= table[T_ROOM]
 
 
 @njit
@@ -337,7 +377,7 @@ def _deliver_static(plan: Any, table: Any, t: Any) -> None:
             size = (segments[i] >> np.uint64(32)) & _SIZE
             for k in range(start, start + size):
                 word = wide[k]
-                accumulators[word & _LOW] += np.int32(np.int64(word) >> 32)
+                accumulators[(word >> np.uint64(32)) & _TARGET] += np.int32(word & _LOW)
             events += size
     else:
         narrow = u32(address, 1 << 40)

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,8 +97,7 @@ def poisson_function(thresholds: int) -> Any:
 
 def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int]) -> str:
     lines = [_HEADER]
-    lines += [f"{name} = {_typed(value)}" for name, value in model.globals_used.items()]
-    function = ast.fix_missing_locations(_Literals().visit(ast.parse(model.source)))
+    function = ast.fix_missing_locations(_Literals(model.globals_used).visit(ast.parse(model.source)))
     function.body[0].name = "advance_neuron"
     lines += ["", "", "@njit", ast.unparse(function), "", ""]
     lines += [
@@ -131,8 +131,12 @@ def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str,
     body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
     body += [f"A[{r * BLOCK} + k] = _i(0)" for r in range(len(model.receptors))]
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
-        kind, cast = ("I", "_i") if integer else ("F", "_f")
-        body.append(f"{kind}[{row * BLOCK} + k] = {cast}(new_{name})")
+        if integer:
+            body.append(f"I[{row * BLOCK} + k] = _i(new_{name})")
+        else:
+            # What only decays would end in denormal numbers, on which processors are many times slower, and stay there.
+            body.append(f"stored = _f(new_{name})")
+            body.append(f"F[{row * BLOCK} + k] = _f(0.0) if abs(stored) < _f(1e-30) else stored")
     body.append("G[k] = np.uint8(spike)")
     lines += ["        " + line for line in body]
     return "\n".join(lines) + "\n"
@@ -171,7 +175,32 @@ def _draw(row: int) -> list[str]:
 
 
 class _Literals(ast.NodeTransformer):
-    """Numbers in the source become 32 bits wide: a float64 in one place would make the whole expression one."""
+    """Numbers in the source become 32 bits wide: a float64 in one place would make the whole expression one.
+
+    The module's own numbers, by name, become what they are.
+    """
+
+    def __init__(self, named: Mapping[str, float | int]) -> None:
+        self._named = named
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._named and isinstance(node.ctx, ast.Load):
+            return ast.parse(_typed(self._named[node.id]), mode="eval").body
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """A power: products where the exponent is a small whole number, else `power`; never the C library's."""
+        if not isinstance(node.op, ast.Pow):
+            return self.generic_visit(node)
+        exponent = node.right.value if isinstance(node.right, ast.Constant) else None
+        base = self.visit(node.left)
+        if type(exponent) is int and exponent in (2, 3, 4):
+            product: ast.expr = base
+            for _ in range(exponent - 1):
+                product = ast.BinOp(product, ast.Mult(), base)
+            return product
+        right = ast.Constant(float(exponent)) if type(exponent) is int else node.right
+        return ast.Call(ast.Name("power", ast.Load()), [base, self.visit(right)], [])
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
@@ -233,4 +262,12 @@ def cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, RuntimeError):
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    return folder if os.access(folder, os.W_OK) and _is_ours_alone(folder) else None
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    """Whether nobody else can put files there: what is in it gets executed."""
+    if not hasattr(os, "getuid"):
+        return True
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022

@@ -80,10 +80,10 @@ from neuraxis.engine.plan import (
     STDP_BOUNDED,
 )
 
-__all__ = ["deliver_segment", "flush", "note_post_spike", "reward", "scale_weights"]
+__all__ = ["deliver_segment", "flush", "flush_tables", "look_for_room_in", "note_post_spike", "reward", "scale_weights"]
 
 _f = np.float32
-_ZERO, _ONE = _f(0.0), _f(1.0)
+_ZERO, _ONE, _TINY = _f(0.0), _f(1.0), _f(1e-30)
 
 # Unsigned places and powers of two: what is looked up for each synapse is worth it.
 _CELLS, _DIGIT, _DIGIT_BITS = (
@@ -275,12 +275,35 @@ def note_post_spike(table: Any, target: Any, step: Any) -> None:
     steps[base + (n & mask)] = step
     traces[base + (n & mask)] = trace
     count[target] = n + 1
-    # The next spike will take the place of the oldest. Has that been applied everywhere, and is it not the one that
-    # Kminus is still read from? (The one after it must be old enough for both.)
-    if n + 1 >= capacity - 1:
-        longest = i64(table[L_DELAYS], table[L_CLASSES])[table[L_CLASSES] - 1]
-        second = steps[base + ((n + 3) & mask)] if n + 3 >= capacity else 0
-        if second + 2 * longest > table[L_FLUSHED]:
+    if _has_no_room(table, n + 1, base, steps, capacity):
+        table[L_FULL] = 1
+
+
+@njit
+def _has_no_room(table: Any, n: Any, base: Any, steps: Any, capacity: Any) -> Any:
+    """Whether a target with n spikes so far must not spike twice more before its notes are flushed or get more room.
+
+    A further spike takes the place of the oldest note. Has that been applied everywhere, and is it not the one that
+    Kminus is still read from? The note after it must be old enough for both.
+    """
+    if n < capacity - 1:
+        return False
+    longest = i64(table[L_DELAYS], table[L_CLASSES])[table[L_CLASSES] - 1]
+    second = steps[base + ((n + 2) & (capacity - 1))] if n + 2 >= capacity else 0
+    return second + 2 * longest > table[L_FLUSHED]
+
+
+@njit
+def look_for_room(table: Any) -> None:
+    """Set L_FULL anew."""
+    table[L_FULL] = 0
+    if table[L_KIND] == PLAIN or table[L_KIND] == SHORT_TERM:
+        return
+    capacity = table[L_POST_CAPACITY]
+    count = i32(table[L_POST_COUNT], table[L_POST_N])
+    steps = i32(table[L_POST_STEPS], table[L_POST_N] * capacity)
+    for k in range(table[L_POST_N]):
+        if _has_no_room(table, np.int64(count[k]), k * capacity, steps, capacity):
             table[L_FULL] = 1
 
 
@@ -288,7 +311,7 @@ def note_post_spike(table: Any, target: Any, step: Any) -> None:
 def flush(table: Any, now: Any) -> None:
     """Apply to all synapses every target spike that can be applied after step `now`."""
     table[L_FLUSHED] = now
-    table[L_FULL] = 0
+    look_for_room(table)
     kind = table[L_KIND]
     if kind == PLAIN or kind == SHORT_TERM:
         return
@@ -339,7 +362,8 @@ def reward(table: Any, now: Any, level: Any) -> None:
     low, high, decay = p[F_W_MIN], p[F_W_MAX], p[F_ELIGIBILITY_DECAY]
     for j in range(table[L_SYNAPSES]):
         weights[j] = min(max(weights[j] + level * eligibilities[j], low), high)
-        eligibilities[j] = eligibilities[j] * decay
+        left = eligibilities[j] * decay
+        eligibilities[j] = _ZERO if abs(left) < _TINY else left
 
 
 @njit
@@ -357,6 +381,13 @@ def scale_weights(table: Any, now: Any) -> None:
         weights[j] = min(max(weights[j] * factor, low), high)
     for k in range(table[L_POST_N]):
         count[k] = 0
+
+
+@compiled
+def look_for_room_in(plastic: Any) -> None:
+    """Set L_FULL of every table anew, after its history was replaced."""
+    for i in range(plastic.shape[0]):
+        look_for_room(plastic[i])
 
 
 @compiled

@@ -102,6 +102,7 @@ T_SHIFTS: Final = next(_next)  # int64[populations]
 T_CALENDAR: Final = next(_next)  # uint64[slots, room]: segments to deliver, by the step in which they are due
 T_DUE: Final = next(_next)  # int64[slots]: how many there are
 T_ROOM: Final = next(_next)
+T_MOST: Final = next(_next)  # no slot has more
 T_WORDS: Final = next(_next)
 
 # --- tables of plastic synapses: one for each plastic projection ----------------------------------

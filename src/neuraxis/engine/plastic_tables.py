@@ -107,9 +107,8 @@ class PlasticTable:
         """Keep up to `capacity` spikes of each target; those kept so far stay."""
         steps, traces = self.kept_post_spikes(min(capacity, self.post_steps.shape[1]))
         kept = steps.shape[1]
-        n = len(self.post_count)
-        self.post_steps = np.zeros((n, capacity), np.int32)
-        self.post_traces = np.zeros((n, capacity), np.float32)
+        shape = (len(self.post_count), capacity)
+        self.post_steps, self.post_traces = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         self.put_post_spikes(steps, traces, np.minimum(self.post_count, kept))
         self.describe_arrays()
 
@@ -149,7 +148,8 @@ def build_plastic_table(
 
     def run(mode: int, targets: NDArray[np.uint32], weights: NDArray[np.float32]) -> None:
         scan(
-            mode, network, projection, rule, (part.first, part.last), part.first, delays, 0, 0, BLOCK, 1.0, index,
+            mode, network, projection, rule, (part.first, part.last), part.first, delays, len(delays), 0, 0, BLOCK, 1.0,
+            index,
             np.empty(0, np.uint32), (targets, weights), clipped,
         )  # fmt: skip
 

@@ -18,11 +18,12 @@ from neuraxis.engine import plan as w
 from neuraxis.engine.advance import advance, schedule_again, set_currents
 from neuraxis.engine.encoding import initial_values
 from neuraxis.engine.generated import BLOCK, POISSON_SIZES, BlockLayout, poisson_function, update_function
-from neuraxis.engine.learning import flush_tables
+from neuraxis.engine.learning import flush_tables, look_for_room_in
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.plastic_tables import PlasticTable, build_plastic_table
 from neuraxis.engine.random import PURPOSE_STREAM, key_of
 from neuraxis.engine.static_tables import Accumulators, build_static_tables
+from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Population, Probe, Projection
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.distributions import as_distribution
@@ -30,10 +31,14 @@ from neuraxis.network.grid import array_to_steps, to_steps
 
 __all__ = ["NeuronPart", "Outboxes", "Shard", "lookahead"]
 
+# More than this gains nothing, and every step of it takes room in everybody's outbox.
+LONGEST_LOOKAHEAD = 64
+
 RECORD_ROOM = 1 << 17
 SAMPLE_ROOM = 1 << 18
-FIRST_CALENDAR_ROOM = 1 << 14
+FIRST_CALENDAR_ROOM = 1 << 10
 FLUSH_EVERY = 5000
+LARGEST_HISTORY = 2**34
 FOR_EVER = 2**62
 
 
@@ -41,7 +46,7 @@ def lookahead(network: Network) -> int:
     """How many steps after a spike anybody can feel it, at the earliest."""
     shortest = [network.delay_bounds_steps(projection)[0] for projection in network.projections]
     shortest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
-    return min(shortest, default=256)
+    return min([*shortest, LONGEST_LOOKAHEAD])
 
 
 def longest_delay(network: Network) -> int:
@@ -63,6 +68,12 @@ class Outboxes:
     done: NDArray[np.int64]
     slots: int
     keep: object = None  # what holds the memory
+
+    def slot(self, shard: int, step: int) -> NDArray[np.int32]:
+        """The slot of a shard's outbox that holds a step."""
+        stride = int(self.strides[shard])
+        address = int(self.outboxes[shard]) + (step % self.slots) * stride
+        return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))
 
     @staticmethod
     def slots_for(network: Network) -> int:
@@ -175,37 +186,56 @@ class Shard:
             if answer == w.NO_ROOM:
                 self._make_room()
             elif answer == w.NO_CALENDAR_ROOM:
-                self._make_calendars(2 * self._calendars[0].shape[1])
+                self._make_calendar_room()
             else:
                 return answer
 
     def _make_room(self) -> None:
-        """Let histories of post spikes forget what was applied; where that does not help, make them longer."""
-        for table in self.plastic:
-            if table.row[w.L_FULL]:
-                # Going through all synapses every now and then is cheap, doing so all the time is not.
-                if int(table.row[w.L_FLUSHED]) > self.step - FLUSH_EVERY:
-                    table.set_capacity(2 * table.post_steps.shape[1])
+        """Let histories of post spikes forget what was applied; where that does not help for long, make them longer."""
+        full = [table for table in self.plastic if table.row[w.L_FULL]]
+        often = [table for table in full if int(table.row[w.L_FLUSHED]) > self.step - FLUSH_EVERY]
         flush_tables(self.plastic_rows, self.step)
+        for table in full:
+            # Going through all synapses every now and then is cheap, doing so all the time is not.
+            if any(table is one for one in often) or table.row[w.L_FULL]:
+                table.set_capacity(2 * table.post_steps.shape[1])
+        look_for_room_in(self.plastic_rows)
 
     def _make_calendars(self, room: int) -> None:
         """Calendars for `room` segments in each step; what is in those that there are stays."""
-        before, self._calendars = self._calendars, []
-        for i, row in enumerate(self.table_rows):
-            calendar = np.empty((self.slots, room), np.uint64)
-            if before:
-                calendar[:, : before[i].shape[1]] = before[i]
-            self._calendars.append(calendar)
-            row[w.T_CALENDAR], row[w.T_ROOM] = calendar.ctypes.data, room
+        # Not a power of two apart, so that the slots' ends do not compete for the same places in the cache. All are
+        # there before the kernels hear of one: where memory runs out, the old ones stay in use.
+        calendars = [np.empty((self.slots, room + 24), np.uint64) for _ in self.table_rows]
+        for i, (row, calendar) in enumerate(zip(self.table_rows, calendars, strict=True)):
+            if self._calendars:
+                for slot in np.flatnonzero(self._due[i]):
+                    calendar[slot, : self._due[i, slot]] = self._calendars[i][slot, : self._due[i, slot]]
+            row[w.T_CALENDAR], row[w.T_ROOM] = calendar.ctypes.data, calendar.shape[1]
             row[w.T_DUE] = self._due[i].ctypes.data
+            row[w.T_MOST] = self._due[i].max(initial=0)
+        self._calendars = calendars
+
+    def _make_calendar_room(self) -> None:
+        """See what the calendars really hold, and double them if that leaves too little."""
+        slot = (self.step + 1 - self.lookahead) % self.slots
+        coming = int(self._history_offsets[slot, -1]) + 1
+        most = int(self._due.max(initial=0))
+        room = self._calendars[0].shape[1]
+        while most + coming > room // 2:
+            room *= 2
+        self._make_calendars(room)
 
     def schedule_again(self, now: int) -> None:
         """Set the calendars by the history alone, for the steps after `now`."""
         self._due[:] = 0
-        needed = int(self._history_offsets[:, -1].sum()) + 1
-        if self._calendars and needed > self._calendars[0].shape[1]:
-            self._make_calendars(2 * needed)
+        needed = int(self._history_offsets[:, -1].sum()) + 2
+        if self._calendars:
+            self._make_calendars(max(needed, self._calendars[0].shape[1]))
         schedule_again(self.plan, self.table_rows, now)
+
+    def look_for_room(self) -> None:
+        """After histories of post spikes were replaced: see which have room."""
+        look_for_room_in(self.plastic_rows)
 
     def flush(self) -> None:
         """Bring all plastic weights up to date. This changes no result."""
@@ -330,6 +360,12 @@ class Shard:
         neurons = network.neuron_count
         slots = 1 << int(longest_delay(network) + 1).bit_length()
         self.slots = slots
+        if slots * neurons * 4 > LARGEST_HISTORY:
+            longest = max(network.projections, key=lambda p: network.delay_bounds_steps(p)[1])
+            raise InvalidArgument(
+                f"projection {longest.name!r}: delays of up to {longest_delay(network):,} steps in a network of "
+                f"{neurons:,} neurons need {slots * neurons * 4 / 2**30:,.0f} GiB for spikes under way; shorten them"
+            )
         self.lookahead = lookahead(network)
         self._first_ids = np.array([p.first_id for p in network.populations] + [neurons], np.int64)
         self._history_offsets = np.zeros((slots, populations + 1), np.int32)
@@ -359,7 +395,7 @@ class Shard:
             row[w.T_FIRST_ROWS] = static.first_rows.ctypes.data
             row[w.T_SHIFTS] = static.shifts.ctypes.data
         self._due = np.zeros((len(self.static), slots), np.int64)
-        self._make_calendars(neurons + FIRST_CALENDAR_ROOM)
+        self._make_calendars(FIRST_CALENDAR_ROOM)
 
         self.plastic_rows = np.zeros((len(self.plastic), w.L_WORDS), np.int64)
         for row, table in zip(self.plastic_rows, self.plastic, strict=True):

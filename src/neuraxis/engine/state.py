@@ -10,7 +10,6 @@ Static synapses are not part of the state: they are drawn again.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -106,6 +105,7 @@ def install_state(shard: Shard, saved: Saved) -> None:
             part.put_row(part.layout.stream + 1, np.ascontiguousarray(given[STREAM][:, 1]))
     for table in shard.plastic:
         _install_table(table, saved)
+    shard.look_for_room()
     shard.accumulators[:] = 0
     shard._levels[:] = saved.levels
     # Totals are kept by the first shard; the others count from zero.
@@ -139,7 +139,8 @@ def state_hash(shard: Shard) -> int:
         first = np.uint64(table.accumulators.part.first)
         total += int(_hash_synapses(table.index, table.targets, table.weights.view(np.uint32), first, salt))
     if shard.me == 0:  # what all shards hold alike counts once
-        total += int(shard._levels.view(np.uint32).sum(dtype=np.uint64))
+        places = np.arange(len(shard._levels), dtype=np.uint64)
+        total += _sum_of_hashes(places, 999, shard._levels.view(np.uint32))
     return total % 2**64
 
 
@@ -228,7 +229,6 @@ def _install_table(table: PlasticTable, saved: Saved) -> None:
         table.applied[:] = sources["applied"]
         table.trace[:] = sources["trace"]
         table.resource[:] = sources["resource"]
-    table.row[w.L_FULL] = 0
     table.row[w.L_FLUSHED] = saved.step
 
 
@@ -246,7 +246,7 @@ def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64
             found = shard._history_ids[slot, : shard._history_offsets[slot, populations]].astype(np.int64)
             found = found[own[found]]
         else:
-            box = _box(shard, s)
+            box = shard.outboxes.slot(shard.me, s)
             found = box[populations + 1 : populations + 1 + int(box[populations])].astype(np.int64)
         ids.append(found)
         steps.append(np.full(len(found), s))
@@ -269,14 +269,6 @@ def _put_spikes_under_way(shard: Shard, saved: Saved) -> None:
             shard._history_offsets[slot] = np.searchsorted(ids, first_ids)
         else:
             mine = ids[own[ids]]
-            box = _box(shard, s)
+            box = shard.outboxes.slot(shard.me, s)
             box[: populations + 1] = np.searchsorted(mine, first_ids)
             box[populations + 1 : populations + 1 + len(mine)] = mine
-
-
-def _box(shard: Shard, step: int) -> NDArray[np.int32]:
-    """The slot of the shard's own outbox that holds a step."""
-    boxes = shard.outboxes
-    stride = int(boxes.strides[shard.me])
-    address = int(boxes.outboxes[shard.me]) + (step % boxes.slots) * stride
-    return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))

@@ -3,8 +3,10 @@
 Most synapses fit 4 bytes (*narrow*): 16 bits name the accumulator within a *band* of 65,536 of them, 16 bits hold the
 weight. The receptor's fixed-point scale leaves a weight more than 16 bits, so all weights of a source share a shift by
 which they are scaled up on delivery. Where the weights of a source population differ so much that the smallest would
-keep fewer than 12 bits, the projection is stored *wide*: 8 bytes, 32 for each. Which form a projection takes
-depends on the description alone, so every worker decides alike.
+keep fewer than 12 bits, the projection is stored *wide*: 8 bytes, with 32 bits for the weight. So is one whose sources
+have fewer synapses than there are delays, because its index would be larger than the synapses: a wide word holds
+its delay class, too, and the index has one entry for each source. Which form a projection takes depends on the
+description alone, so every worker decides alike.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from neuraxis.engine.encoding import Drawn, EncodedRule, encode_rule
 from neuraxis.engine.generated import BLOCK
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
-from neuraxis.engine.synapses import COUNT, NARROW, WIDE, count_to_starts, scan_targets
-from neuraxis.network import Network, Projection
+from neuraxis.engine.synapses import COUNT, NARROW, WIDE, count_to_starts, scan_targets, sort_rows
+from neuraxis.errors import InvalidArgument
+from neuraxis.network import Network, Projection, Values
 from neuraxis.network.grid import array_to_steps
 
 __all__ = ["Accumulators", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts", "scan"]
@@ -29,6 +32,7 @@ __all__ = ["Accumulators", "StaticTable", "build_static_tables", "delay_classes"
 BAND = 65536
 LARGEST_NARROW = 32767
 LOWEST_BITS = 12
+LARGEST_SEGMENT = 2**24
 
 
 @dataclass(frozen=True)
@@ -84,14 +88,12 @@ def build_static_tables(
     """The tables of all projections without plasticity onto these slices. `clipped` counts the delays that were."""
     static = [projection for projection in network.projections if not projection.plasticity]
     shifts = narrow_shifts(network)
+    narrow = [p for p in static if p.index in shifts]
+    wide = [p for p in static if p.index not in shifts]
     tables = []
     for band in _bands(accumulators):
-        chosen = [p for p in static if p.index in shifts]
-        tables.append(_build(network, chosen, band, False, shifts, progress, clipped))
-    whole = [(one, 0, one.blocks) for one in accumulators]
-    wide = [p for p in static if p.index not in shifts]
-    if wide:
-        tables.append(_build(network, wide, whole, True, shifts, progress, clipped))
+        tables.append(_build(network, narrow, band, False, shifts, progress, clipped))
+        tables.append(_build(network, wide, band, True, shifts, progress, clipped))
     return [table for table in tables if table is not None]
 
 
@@ -105,16 +107,31 @@ def narrow_shifts(network: Network) -> dict[int, int]:
         lsb = 2.0 ** network.exponent(projection.post, projection.receptor)
         contribution = projection.contribution()
         largest, typical = contribution.largest / lsb, contribution.typical / lsb
-        needed[projection.index] = max(0, math.ceil(math.log2(largest / LARGEST_NARROW))) if largest > 0 else 0
-        allowed[projection.index] = math.floor(math.log2(typical)) - LOWEST_BITS + 1 if typical > 0 else 31
+        if isinstance(projection.weight, Values):
+            # Given weights may span many orders of magnitude, and each of them counts.
+            given = np.abs(projection.weight.array[projection.weight.array != 0])
+            typical = float(given.min()) / lsb if given.size else 0.0
+        needed[projection.index] = (
+            max(0, math.ceil(round(math.log2(largest / LARGEST_NARROW), 6))) if largest > 0 else 0
+        )
+        allowed[projection.index] = math.floor(round(math.log2(typical), 6)) - LOWEST_BITS + 1 if typical > 0 else 31
     shifts: dict[int, int] = {}
     for population in network.populations:
         own = [p.index for p in network.projections if p.pre.index == population.index and p.index in needed]
         own = [i for i in own if needed[i] <= allowed[i]]
+        chosen = [network.projections[i] for i in own]
+        synapses = sum(p.expected_synapses for p in chosen) / population.n
+        if own and len(delay_classes(network, chosen)) > synapses:
+            continue
         # The strongest projections that go together decide; those too weak for their shift are stored wide.
         shift = max((needed[i] for i in own), default=0)
         shifts |= {i: shift for i in own if allowed[i] >= shift}
     return shifts
+
+
+def _log2(value: float) -> float:
+    """Rounded, so that the last bit of a C library's functions does not decide what is stored how."""
+    return round(math.log2(value), 6)
 
 
 def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArray[np.int64]:
@@ -138,6 +155,7 @@ def scan(
     targets: tuple[int, int],  # of the population
     slice_first: int,
     delays: NDArray[np.int64],
+    index_classes: int,
     first_row: int,
     receptor_offset: int,
     block_stride: int,
@@ -155,9 +173,9 @@ def scan(
     scan_targets(
         mode, rule.words, np.uint64(network.seed), *targets, rule.counts, rule.listed, rule.listed_first,
         rule.listed_order, slice_first, weight.kind, weight.parameters, weight.values, delay.kind, delay.parameters,
-        delay.values, network.dt_ms, class_of_delay, len(delays), first_row, receptor_offset, block_stride,
+        delay.values, network.dt_ms, class_of_delay, index_classes, first_row, receptor_offset, block_stride,
         inverse_lsb, float(LARGEST_NARROW if mode == NARROW else 2**31 - 1), index, words, *plastic, normal_table(),
-        np.empty(room, np.int64), np.empty(room, np.int64), clipped,
+        np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64), clipped,
     )  # fmt: skip
 
 
@@ -203,8 +221,9 @@ def _build(
             first_rows[population.index] = rows
             rows += population.n
             pop_shifts[population.index] = 0 if wide else shifts[own[0].index]
-    # NumPy asks for huge pages for a large `empty`, not for `zeros`, and this is read and written all over the place.
-    index = np.empty(rows * len(delays) + 2, np.uint32)
+    # NumPy asks for huge pages for a large `empty`, not for `zeros`, and this is written all over the place.
+    index_classes = 1 if wide else len(delays)
+    index = np.empty(rows * index_classes + 2, np.uint32)
     index[:] = 0
     first_accumulator = band[0][0].first + band[0][1] * band[0][0].stride
     work = [
@@ -221,7 +240,7 @@ def _build(
             scan(
                 mode, network, projection, rule,
                 (part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)), part.first, delays,
-                int(first_rows[projection.pre.index]), one.receptor(projection.receptor) - first_accumulator,
+                index_classes, int(first_rows[projection.pre.index]), one.receptor(projection.receptor) - first_accumulator,
                 one.stride, 2.0 ** -(network.exponent(projection.post, projection.receptor) + shift), index, words,
                 _NOT_PLASTIC, clipped,
             )  # fmt: skip
@@ -230,7 +249,14 @@ def _build(
 
     run(COUNT, _words(0, wide))
     words = _words(count_to_starts(index), wide)
+    if len(index) > 2 and int(np.diff(index[1:]).max()) >= LARGEST_SEGMENT:
+        raise InvalidArgument(
+            f"a neuron of {' or '.join({p.pre.name: 0 for p in projections})} has {LARGEST_SEGMENT:,} synapses "
+            "or more with one delay in one shard; use more workers, or more delays"
+        )
     run(WIDE if wide else NARROW, words)
+    if wide:
+        sort_rows(index, words)
     return StaticTable(index, words, wide, delays, first_accumulator, first_rows, pop_shifts)
 
 

@@ -2,7 +2,8 @@
 
 A table is two arrays. `index` has one entry for each *segment*, the synapses of one source with one delay: segment
 s = row of the source * classes + class of the delay holds the synapses from index[s] to index[s + 1]. Delays are sorted
-into *classes* (the delays that occur, in rising order), so a table whose delays are all alike has one class.
+into *classes* (the delays that occur, in rising order), so a table whose delays are all alike has one class. A *wide*
+table has one entry of the index for each source, and the class in each word.
 
 It is built in two passes over the targets, which draw the same numbers twice: the first counts the synapses of
 each segment, the second puts each synapse in its place. Nothing is sorted and no synapse is kept twice.
@@ -27,8 +28,11 @@ from neuraxis.engine.drawing import (
 )
 from neuraxis.engine.generated import BLOCK
 from neuraxis.engine.random import PURPOSE_CONNECT, key_of, number
+from neuraxis.errors import InvalidArgument
 
-__all__ = ["COUNT", "NARROW", "PLASTIC", "WIDE", "count_to_starts", "scan_targets"]
+__all__ = ["COUNT", "NARROW", "PLASTIC", "WIDE", "count_to_starts", "scan_targets", "sort_rows"]
+
+LARGEST_TABLE = 2**32 - 1
 
 # What `scan_targets` does with a synapse.
 COUNT, NARROW, WIDE, PLASTIC = 0, 1, 2, 3
@@ -56,7 +60,7 @@ def scan_targets(
     delay_values: Any,
     dt_ms: float,
     class_of_delay: Any,  # int32 by delay in steps, -1 where there is none
-    classes: int,
+    index_classes: int,  # entries of the index for each source: one for each class, or one (wide)
     first_row: int,  # the row of source 0
     receptor_offset: int,  # accumulator of the slice's neuron 0, relative to the table's
     block_stride: int,  # accumulators from one block of the slice to the next
@@ -69,6 +73,7 @@ def scan_targets(
     table: Any,
     sources: Any,  # int64 scratch
     segments: Any,  # int64 scratch
+    classes: Any,  # int64 scratch
     clipped: Any,  # int64[2]: delays clipped, weights clipped
 ) -> None:
     kind, projection, n_pre = rule[0], rule[1], rule[2]
@@ -90,7 +95,7 @@ def scan_targets(
         if delay_kind == CONSTANT:
             constant_class = class_of_delay[np.int64(delay[0] / dt_ms + 0.5)]
             for j in range(k):
-                segments[j] = (first_row + sources[j]) * classes + constant_class
+                classes[j] = constant_class
         else:
             key = key_of(seed, PURPOSE_CONNECT, projection, target)
             for j in range(k):
@@ -107,7 +112,9 @@ def scan_targets(
                         clipped[0] += mode == COUNT
                         drawn = min(max(drawn, delay[2]), delay[3])
                 steps = min(max(np.int64(drawn / dt_ms + 0.5), 1), longest)  # as network.grid.to_steps
-                segments[j] = (first_row + sources[j]) * classes + class_of_delay[steps]
+                classes[j] = class_of_delay[steps]
+        for j in range(k):
+            segments[j] = (first_row + sources[j]) * index_classes + (classes[j] if index_classes > 1 else 0)
         if mode == COUNT:
             for j in range(k):
                 index[segments[j] + 2] += np.uint32(1)
@@ -144,12 +151,28 @@ def scan_targets(
                 if mode == NARROW:
                     words[position] = np.uint32((fixed & 0xFFFF) << 16 | accumulator)
                 else:
-                    words[position] = _u((fixed & 0xFFFFFFFF) << 32 | accumulator)
+                    words[position] = _u(classes[j]) << _u(48) | _u(accumulator << 32 | (fixed & 0xFFFFFFFF))
 
 
 @compiled
+def sort_rows(index: Any, words: Any) -> None:
+    """Sort the wide words of each source by class, then target."""
+    for row in range(len(index) - 2):
+        start, end = np.int64(index[row]), np.int64(index[row + 1])
+        if end > start + 1:
+            words[start:end].sort()
+
+
 def count_to_starts(index: Any) -> int:
     """After counting: index[s + 1] becomes the place of segment s's first synapse; the number of synapses."""
+    total = int(_sum_up(index))
+    if total > LARGEST_TABLE:
+        raise InvalidArgument(f"{total:,} synapses in one shard: {LARGEST_TABLE:,} are the most; use more workers")
+    return total
+
+
+@compiled
+def _sum_up(index: Any) -> int:
     total = 0
     for s in range(2, len(index)):
         total += index[s]

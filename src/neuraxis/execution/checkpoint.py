@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
@@ -31,6 +30,7 @@ from neuraxis.network import Network, RewardSTDP
 __all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", "write_shard"]
 
 MANIFEST = "manifest.json"
+# Raised, too, when a change of the engine draws other synapses from a seed: they are not saved but drawn again.
 FORMAT = 1
 
 Array = NDArray[np.generic]
@@ -247,8 +247,9 @@ def new_state_folder(folder: Path, step: int) -> Path:
     return made
 
 
-def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> None:
-    """Make `state` the state that the folder holds, and remove what it held before."""
+def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> str:
+    """Make `state` the state that the folder holds; the name of the folder of the state before, which may go."""
+    before = _state_named(folder / MANIFEST)
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -265,13 +266,36 @@ def write_manifest(folder: Path, state: Path, files: list[str], network: Network
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, folder / MANIFEST)
+        _sync_folder(folder)  # before the state that it named so far is removed
     except OSError as error:
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise CheckpointError(f"{folder / MANIFEST}: cannot be written: {error}") from error
-    for old in folder.glob("state-*"):
-        if old.name != state.name:
-            shutil.rmtree(old, ignore_errors=True)
+    return "" if before == state.name else before
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _state_named(path: Path) -> str:
+    """The folder of the state that a manifest names, "" if there is none; an error if the file is none of ours."""
+    try:
+        manifest = json.loads(path.read_text())
+        name, ours = str(manifest["state"]), "network" in manifest and "format" in manifest
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: is there already and is no manifest of a saved state: {error!r}") from error
+    if not ours:
+        raise CheckpointError(f"{path}: is there already and is no manifest of a saved state")
+    return "" if _is_elsewhere(name) or not name.startswith("state-") else name
 
 
 def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
@@ -289,6 +313,8 @@ def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
     if any(_is_elsewhere(one) for one in (name, *files)) or not files:
         raise CheckpointError(f"{path}: names files outside its folder")
     here = describe_network(network)
+    if saved.get("digest") != here["digest"]:
+        here["digest"] = "another: models, inputs, rules, weights, delays or plasticity differ"
     for field in ("seed", "dt_ms", "populations", "projections", "digest"):
         if saved.get(field) != here[field]:
             raise CheckpointError(
@@ -310,6 +336,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         model = population.model
         constants = sorted(model.values(network.dt_ms).items())
         _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
+        _digest(digest, sorted(model.globals_used.items()), list(model.states.items()), model.receptors)
     for p in network.projections:
         _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
     for poisson in network.poisson_inputs:

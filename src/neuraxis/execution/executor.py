@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from neuraxis.network import Network
 
 __all__ = ["BuildReport", "Counters", "Executor", "Recorded", "Samples", "merge_recorded"]
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Executor(Protocol):
     """Runs a network. After `close`, or an error that ended its workers, it does nothing more."""
 
     workers: int
+    leads: bool  # whether this process writes files; False for all but one where each has the same simulation
 
     def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
         """Build the network; `progress` is told of synapses as they are built."""
@@ -98,6 +101,9 @@ class Executor(Protocol):
 
     def restore(self, folder: Path, files: list[str]) -> None:
         """Take the complete state from files that an executor of the same network saved."""
+
+    def agree(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives, called in one process and known to all that have this simulation."""
 
     def close(self) -> None: ...
 

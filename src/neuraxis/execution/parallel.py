@@ -11,17 +11,14 @@ from __future__ import annotations
 import ctypes
 import signal as signals
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
 
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.placement import Slice, place
 from neuraxis.engine.shard import Outboxes
 from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
+from neuraxis.execution.executor import BuildReport
+from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.execution.worker import serve
 from neuraxis.launch import Team
 from neuraxis.machine import usable_cores
@@ -30,7 +27,7 @@ from neuraxis.network import Network
 __all__ = ["ParallelExecutor"]
 
 
-class ParallelExecutor:
+class ParallelExecutor(ShardsTogether):
     """`workers` processes, each with a shard of the network."""
 
     def __init__(self, workers: int, *, timeout_s: float | None = None) -> None:
@@ -46,6 +43,8 @@ class ParallelExecutor:
         self._outboxes: Outboxes | None = None
 
     def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        if self._network is not None:
+            raise InvalidArgument("executor: it runs a simulation already; make one for each")
         self._network = network
         self._placement = place(network, self.workers)
         self._region = SharedRegion.create(Outboxes.size_for(network, self._placement))
@@ -64,49 +63,7 @@ class ParallelExecutor:
         except BaseException:
             self.close()
             raise
-        return BuildReport(
-            sum(one.static_synapses for one in reports.values()),
-            sum(one.plastic_synapses for one in reports.values()),
-            sum(one.synapse_bytes for one in reports.values()),
-            sum(one.clipped_delays for one in reports.values()),
-        )
-
-    def advance(self, until: int) -> Recorded:
-        return merge_recorded(self._ask("advance", until))
-
-    def counters(self) -> Counters:
-        answers: list[Counters] = self._ask("counters")
-        return Counters(
-            answers[0].step,
-            np.sum([one.spike_counts for one in answers], axis=0),
-            sum(one.events for one in answers),
-            sum(one.hash for one in answers) % 2**64,
-            sum(one.peak_memory_bytes for one in answers),
-        )
-
-    def state_hash(self) -> int:
-        return int(sum(self._ask("state_hash")) % 2**64)
-
-    def read_state(self, population: int, name: str) -> NDArray[np.generic]:
-        return np.concatenate([piece for piece in self._ask("read_state", population, name) if piece is not None])
-
-    def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
-        pieces = self._ask("read_synapses", projection)
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-
-    def level(self, modulator: int) -> float:
-        return float(self._ask("level", modulator)[0])
-
-    def set_level(self, modulator: int, level: float) -> None:
-        self._ask("set_level", modulator, level)
-
-    def save(self, folder: Path) -> list[str]:
-        return list(self._ask("save", folder))
-
-    def restore(self, folder: Path, files: list[str]) -> None:
-        self._ask("restore", folder, files)
-        # Every outbox is filled now; only then may anybody see how far the others are.
-        self._ask("publish")
+        return merge_reports(list(reports.values()))
 
     def close(self) -> None:
         """End the workers and give the memory back."""
@@ -118,7 +75,7 @@ class ParallelExecutor:
         if region is not None:
             region.close()
 
-    def _ask(self, command: str, *arguments: Any) -> list[Any]:
+    def ask(self, command: str, *arguments: Any) -> list[Any]:
         """Tell all workers to do the same; their answers, by rank."""
         if self._team is None:
             raise ShardFailed("the workers of this simulation have ended")
@@ -135,6 +92,10 @@ class ParallelExecutor:
                 f"worker {late} did not answer {command!r} within {self._timeout_s:g} s, and was ended",
                 worker=error.ranks[0] if error.ranks else -1,
             ) from error
+        except BaseException:
+            # Answers to this question may come when the next is asked: better none than the wrong one.
+            self.close()
+            raise
         for answer in answers:
             if isinstance(answer, CheckpointError):
                 raise answer
@@ -151,8 +112,8 @@ class ParallelExecutor:
         """Say which shard failed and how far it had come."""
         step = self._last_step(error.rank)
         held = self._describe(error.rank)
-        how = f"signal {signals.Signals(error.signal).name}" if error.signal else f"exit code {error.exit_code}"
         self.close()
+        how = f"{_signal_name(error.signal)}" if error.signal else f"exit code {error.exit_code}"
         text = f"worker {error.rank} ({held}) failed after step {step}: {how}"
         if error.traceback:
             text = f"worker {error.rank} ({held}) failed after step {step}:\n{error.traceback.rstrip()}"
@@ -175,6 +136,13 @@ class ParallelExecutor:
             for part in self._placement[rank]
         ]
         return ", ".join(names) if names else "no neurons"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {signals.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
 
 
 def _patience(workers: int) -> tuple[int, int]:

@@ -24,8 +24,10 @@ _UNITS = {"_mv": "mV", "_pa": "pA", "_ns": "nS"}  # by how the name of a state e
 class Recording:
     """What was recorded since the simulation began, or was restored."""
 
-    def __init__(self, network: Network, record_to: Path | None) -> None:
+    def __init__(self, network: Network, record_to: Path | None, keep: bool = True) -> None:
+        """`keep`: whether what goes to no file is kept in memory; not where another process has the files."""
         self._network = network
+        self._keep = keep
         self._first_ids = np.array([p.first_id for p in network.populations] + [network.neuron_count], np.int64)
         self._steps: list[NDArray[np.int64]] = []
         self._ids: list[NDArray[np.int64]] = []
@@ -66,7 +68,7 @@ class Recording:
                 here = (recorded.ids >= population.first_id) & (recorded.ids < population.first_id + population.n)
                 if here.any():
                     self._file.append(recorded.steps[here], population.index, recorded.ids[here] - population.first_id)
-        elif len(recorded.steps):
+        elif self._keep and len(recorded.steps):
             self._steps.append(recorded.steps)
             self._ids.append(recorded.ids)
         by_probe: dict[int, list[Samples]] = {}
@@ -75,7 +77,7 @@ class Recording:
         for probe, samples in by_probe.items():
             if probe in self._reports:
                 self._reports[probe].append(*_frames(self._network.probes[probe], samples))
-            else:
+            elif self._keep:
                 self._samples.setdefault(probe, []).append(samples)
 
     def spikes(self, population: Population) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -96,7 +98,7 @@ class Recording:
         """(times in ms, values by time and neuron) of a probe of a state."""
         if probe.index in self._reports:
             path = self._reports[probe.index].path
-            raise InvalidArgument(f"the samples are in {path}; read it with neuraxis.execution.report_file.read_report")
+            raise InvalidArgument(f"the samples are in {path}; read it with neuraxis.execution.read_report")
         times: list[NDArray[np.float64]] = [np.zeros(0)]
         values: list[NDArray[np.generic]] = [np.zeros((0, probe.n), _kind(probe))]
         for pieces in self._samples.get(probe.index, []):

@@ -48,13 +48,21 @@ class ShardRunner:
         shard = self.shard
         return BuildReport(shard.static_synapses, shard.plastic_synapses, shard.synapse_bytes, int(shard.clipped[0]))
 
-    def advance(self, until: int, check: Callable[[], None] = lambda: None) -> Recorded:
-        """Run to step `until`. While others are late, `check` is called now and then; it may raise."""
+    def advance(
+        self, until: int, check: Callable[[], None] = lambda: None, fetch: Callable[[], None] | None = None
+    ) -> Recorded:
+        """Run to step `until`. While others are late, `check` is called now and then; it may raise.
+
+        Where the others' outboxes do not fill by themselves, `fetch` is called to fill them.
+        """
         pieces = []
         spikes_before = int(self.shard.spike_counts.sum())
         nap = _SHORTEST_NAP_S
         while True:
             answer = self.shard.advance(until, *self._patience)
+            if answer == plan.WAITING and fetch is not None:
+                fetch()
+                continue
             if answer == plan.WAITING:
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP_S)
@@ -100,11 +108,11 @@ class ShardRunner:
     def set_level(self, modulator: int, level: float) -> None:
         self.shard.set_level(modulator, level)
 
-    def save(self, folder: Path) -> str:
-        return write_shard(folder, export_state(self.shard), self.shard.me)
+    def save(self, folder: str | Path) -> str:
+        return write_shard(Path(folder), export_state(self.shard), self.shard.me)
 
-    def restore(self, folder: Path, files: list[str]) -> None:
-        with SavedState(folder, files) as saved:
+    def restore(self, folder: str | Path, files: list[str]) -> None:
+        with SavedState(Path(folder), files) as saved:
             install_state(self.shard, saved)
         self._taken = self.shard.step
 

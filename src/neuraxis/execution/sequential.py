@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,22 +12,28 @@ from numpy.typing import NDArray
 from neuraxis.engine.placement import place
 from neuraxis.engine.shard import Outboxes
 from neuraxis.engine.warm import warm_up
+from neuraxis.errors import InvalidArgument
 from neuraxis.execution.executor import BuildReport, Counters, Recorded
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.network import Network
 
 __all__ = ["SequentialExecutor"]
 
+Value = TypeVar("Value")
+
 
 class SequentialExecutor:
     """One shard, run by the process that asks."""
 
     workers = 1
+    leads = True
 
     def __init__(self) -> None:
         self._runner: ShardRunner | None = None
 
     def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+        if self._runner is not None:
+            raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
         placement = place(network, 1)
         self._runner = ShardRunner(network, placement, 0, Outboxes.private(network, placement), progress, (0, 0))
@@ -66,6 +73,9 @@ class SequentialExecutor:
     def restore(self, folder: Path, files: list[str]) -> None:
         self._started.restore(folder, files)
         self._started.publish()
+
+    def agree(self, make: Callable[[], Value]) -> Value:
+        return make()
 
     def close(self) -> None:
         self._runner = None

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.errors import InvalidArgument, InvalidType, ShardFailed, SimulationClosed
+from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
 from neuraxis.execution.checkpoint import SavedState, new_state_folder, read_manifest, write_manifest
-from neuraxis.execution.executor import Counters, Executor
+from neuraxis.execution.executor import Counters, Executor, Recorded
 from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine, run_text
 from neuraxis.execution.recording import Recording
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
 from neuraxis.launch.interrupts import Interrupts
-from neuraxis.network import Network, Neuromodulator, Population, Projection
+from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
 from neuraxis.network.grid import to_steps
+from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["Simulation"]
 
@@ -59,7 +60,7 @@ class Simulation:
             raise InvalidType(f"network={network!r}: a Network is expected")
         if not network.populations:
             raise InvalidArgument("network: it has no population; add one with network.population(name, n, model)")
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        if isinstance(workers, bool) or not isinstance(workers, int | np.integer) or workers < 1:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         if executor is not None and workers not in (1, executor.workers):
             raise InvalidArgument(f"workers={workers}: the executor given has {executor.workers}")
@@ -67,9 +68,10 @@ class Simulation:
         self._show = progress
         self._closed = False
         self._step = 0
-        self._recording = Recording(network, None if record_to is None else Path(record_to))
         if executor is None:
             executor = SequentialExecutor() if workers == 1 else ParallelExecutor(workers)
+        to_file = None if record_to is None or not executor.leads else Path(record_to)
+        self._recording = Recording(network, to_file, keep=record_to is None)
         self._executor = executor
         expected = sum(p.expected_synapses for p in network.projections)
         begun = time.perf_counter()
@@ -90,11 +92,15 @@ class Simulation:
 
         Ctrl-C ends it between two steps: what was recorded is kept, and the simulation can go on from there.
         """
-        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not math.isfinite(time_ms):
+        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float | np.number) or not math.isfinite(time_ms):
             raise InvalidArgument(f"time_ms={time_ms!r}: a time in ms is expected")
         if time_ms < 0:
             raise InvalidArgument(f"time_ms={time_ms!r}: a time cannot be negative")
-        return self.step(to_steps(time_ms, self.network.dt_ms, "time_ms"))
+        dt_ms = self.network.dt_ms
+        steps = to_steps(float(time_ms), dt_ms, "time_ms")
+        if abs(float(time_ms) / dt_ms - steps) > 1e-6 * max(1, steps):
+            raise InvalidArgument(f"time_ms={time_ms!r}: a whole number of steps of {dt_ms:g} ms is expected")
+        return self.step(steps)
 
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""
@@ -103,6 +109,10 @@ class Simulation:
         executor = self._open()
         before = self._counted(executor)
         begun_at, until = self._step, self._step + int(steps)
+        if until > LARGEST_STEP:
+            raise InvalidArgument(
+                f"steps={steps}: a simulation has {LARGEST_STEP:,} steps at most, and is at {self._step:,}"
+            )
         seconds, spikes = 0.0, 0
         piece = _FIRST_PIECE_STEPS
         with ProgressLine("running", max(1, int(steps)), self._show) as line:
@@ -113,8 +123,8 @@ class Simulation:
                     recorded = self._guarded(executor.advance, target)
                     took = time.perf_counter() - begun
                     seconds += took
-                    self._recording.add(recorded)
                     self._step = target
+                    self._record(recorded)
                 spikes += recorded.spikes
                 done = self._step - begun_at
                 line.update(done, run_text(self.time_ms, done * self.network.dt_ms * 1e-3, seconds, spikes))
@@ -145,8 +155,15 @@ class Simulation:
         """The recorded spikes of a population: (times in ms, ids within it), in the order of time and id."""
         return self._recording.spikes(self._population(population))
 
-    def samples(self, population: Population | str, what: str) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
-        """The recorded values of a state: (times in ms, values by time and neuron)."""
+    def samples(
+        self, population: Population | str | Probe, what: str = ""
+    ) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+        """The recorded values of a state: (times in ms, values by time and neuron).
+
+        Where a state is recorded by several probes, give the probe that `Network.record` returned.
+        """
+        if isinstance(population, Probe):
+            return self._recording.samples(self.network.probes[population.index])
         known = self._population(population)
         for probe in self.network.probes:
             if probe.population.index == known.index and probe.what == what:
@@ -193,8 +210,8 @@ class Simulation:
     def fingerprint(self) -> str:
         """A hash of every spike so far and of the states and learned weights now.
 
-        Two runs of the same network agree if and only if (but for a chance in 2^64) their fingerprints do, however
-        many workers they had.
+        Two runs of the same network whose fingerprints agree had (but for a chance in 2^64) the same spikes, states and
+        weights, however many workers they had.
         """
         executor = self._open()
         return self._fingerprint(self._counted(executor))
@@ -209,13 +226,17 @@ class Simulation:
         """Write the complete state to a folder; what it held before stays valid until the new state is complete."""
         executor = self._open()
         folder = Path(folder)
-        state = new_state_folder(folder, self._step)
-        try:
-            files = self._guarded(executor.save, state.resolve())
-            write_manifest(folder, state, files, self.network, self._step, self.fingerprint())
-        except BaseException:
-            shutil.rmtree(state, ignore_errors=True)
-            raise
+        with Interrupts():
+            state = Path(self._guarded(executor.agree, lambda: str(new_state_folder(folder, self._step).resolve())))
+            try:
+                files = self._guarded(executor.save, state)
+                now = (self._step, self.fingerprint())
+                old = self._guarded(executor.agree, lambda: write_manifest(folder, state, files, self.network, *now))
+            except BaseException:
+                shutil.rmtree(state, ignore_errors=True)
+                raise
+        if old and executor.leads:
+            shutil.rmtree(folder / old, ignore_errors=True)
 
     def restore(self, folder: str | Path) -> None:
         """Go on from a saved state of the same network, saved with any number of workers.
@@ -228,10 +249,15 @@ class Simulation:
         with SavedState(state, files) as saved:
             saved.check(self.network)
             step = saved.step
-        self._recording.check_restore(step)
-        self._guarded(executor.restore, state.resolve(), files)
-        self._step = step
-        self._recording.clear()
+        self._guarded(executor.agree, lambda: self._recording.check_restore(step))
+        with Interrupts():
+            try:
+                self._guarded(executor.restore, state.resolve(), files)
+            except CheckpointError:
+                self._abandon()  # some shards may have taken the state and others not
+                raise
+            self._step = step
+            self._recording.clear()
 
     # --- to end -----------------------------------------------------------------------------------------------
 
@@ -278,6 +304,14 @@ class Simulation:
 
     def _counted(self, executor: Executor) -> Counters:
         return self._guarded(executor.counters)  # type: ignore[no-any-return]
+
+    def _record(self, recorded: Recorded) -> None:
+        """Keep what was recorded; where a file cannot take it, the simulation is over: it would have a hole."""
+        try:
+            self._recording.add(recorded)
+        except BaseException:
+            self._abandon()
+            raise
 
     def _abandon(self) -> None:
         self._closed = True

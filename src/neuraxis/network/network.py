@@ -25,10 +25,11 @@ from neuraxis.network.projection import Projection, choose_receptor, make_projec
 from neuraxis.network.rules import Rule
 from neuraxis.network.table import describe
 
-__all__ = ["Network"]
+__all__ = ["LARGEST_STEP", "Network"]
 
 LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
+LARGEST_STEP = 2**31 - 2
 
 # Beyond this, e to the minus mean leaves the range of numbers that the engine draws with.
 LARGEST_POISSON_MEAN = 500
@@ -85,9 +86,9 @@ class Network:
         rule: Rule | Any,
         weight: Any = None,
         delay_ms: Any = 1.0,
-        *,
         synapse: str | None = None,
         plasticity: PlasticityRule | list[PlasticityRule] | tuple[PlasticityRule, ...] | None = None,
+        *,
         name: str | None = None,
     ) -> Projection:
         """Connect two populations.
@@ -155,7 +156,11 @@ class Network:
         made = SpikeInput(self._known(population, "population"), times_ms, ids, len(self._spike_inputs))
         if made.times_ms.size:
             at_least_one_step(float(made.times_ms.min()), self._dt_ms, "times_ms")
-            array_to_steps(made.times_ms, self._dt_ms, "times_ms")
+            latest = int(array_to_steps(made.times_ms, self._dt_ms, "times_ms").max())
+            if latest > LARGEST_STEP:
+                raise InvalidArgument(
+                    f"times_ms: {made.times_ms.max():g} ms is beyond the last step ({LARGEST_STEP:,})"
+                )
         self._spike_inputs.append(made)
         return made
 

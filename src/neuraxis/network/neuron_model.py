@@ -48,6 +48,8 @@ Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 
 # What a model's function may call, beside the arithmetic of the language.
 KNOWN_FUNCTIONS = frozenset({"abs", "min", "max", "int", "range", "exp", "log", "power", "sqrt"})
+LARGEST_RECEPTORS = 32
+LARGEST_INT32 = 2**31 - 1
 ENGINE_ARGUMENTS = ("current_pa", "uniform")
 
 
@@ -136,6 +138,8 @@ def neuron_model(
     """Make a model of a function; see the module's text."""
     for name, value in {**states, **(parameters or {})}.items():
         _check_number(name, value)
+    if len(receptors) > LARGEST_RECEPTORS:
+        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
     if isinstance(receptors, str):
         raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
 
@@ -146,6 +150,9 @@ def neuron_model(
         missing = [state for state in states if state not in arguments]
         if missing:
             raise InvalidArgument(f"{name}: the function does not take the state {missing[0]!r}")
+        unheard = [receptor for receptor in receptors if receptor not in arguments]
+        if unheard:
+            raise InvalidArgument(f"{name}: the function does not take the receptor {unheard[0]!r}")
         returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
         for node in returned:
             if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
@@ -199,6 +206,7 @@ def _globals_used(name: str, tree: ast.FunctionDef, function: Callable[..., Any]
                 f"{name}: uses {other!r}; a model's function can use its arguments, numbers of its module and "
                 f"{', '.join(sorted(KNOWN_FUNCTIONS))}"
             )
+        _check_number(f"{name}: {other}", value)
         used[other] = value
     return used
 
@@ -208,3 +216,5 @@ def _check_number(name: str, value: object) -> None:
         raise InvalidType(f"{name}={value!r}: a number is expected")
     if not math.isfinite(value):
         raise InvalidArgument(f"{name}={value!r}: a finite number is expected")
+    if isinstance(value, int) and not -LARGEST_INT32 - 1 <= value <= LARGEST_INT32:
+        raise InvalidArgument(f"{name}={value!r}: beyond 32 bits; write it as a float")

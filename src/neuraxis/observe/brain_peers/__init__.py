@@ -1,5 +1,4 @@
-"""Other simulators running the networks of `neuraxis bench brain`: programs, not modules to import.
+"""Programs that each run one of the benchmark's networks in a process of their own and print what they measured.
 
-Each file is run by the interpreter that has the simulator (see benchmarks/peers.sh), knows nothing of neuraxis, takes
-its options as one JSON object or as `--option value`, and prints one JSON object as its last line.
+`peer_nest.py` and `peer_brian2.py` run under another interpreter and know nothing of neuraxis; `ours.py` is its side.
 """
