@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuraxis.engine.generated import BLOCK, poisson_function
+from neuraxis.engine.shard import poisson_thresholds
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, OneToOne, Uniform, neuron_model
@@ -299,3 +301,26 @@ def test_more_samples_and_spikes_than_the_buffers_hold() -> None:
     assert np.array_equal(ids, np.tile(np.arange(n), steps))
     assert np.array_equal(np.rint(times_ms / DT), np.repeat(np.arange(1, steps + 1), n))
     assert np.array_equal(total, np.broadcast_to(np.arange(steps, dtype=float)[:, None], (steps, n)))
+
+
+@pytest.mark.parametrize("mean", [0.3, 1.28, 2.32, 9.0, 25.0])
+def test_a_poisson_number_is_the_count_of_thresholds_that_the_draw_exceeds(mean: float) -> None:
+    """Also in the far tail, which the kernel settles in a second pass."""
+    thresholds = poisson_thresholds(mean)
+    assert thresholds is not None
+    random = np.random.default_rng(1)
+    streams = random.integers(1, 2**32, (2, BLOCK), dtype=np.uint32)
+    draws = (streams[0] * np.uint32(0x9E3779BB)).view(np.int32)
+    draws[:50] = thresholds[-1] - 1  # a few that exceed all that can be exceeded
+    inverse = np.uint32(pow(0x9E3779BB, -1, 2**32))
+    streams[0] = draws.view(np.uint32) * inverse
+    wanted = (draws[:, None] > thresholds[None, :]).sum(axis=1)
+    usual = int(np.count_nonzero(thresholds < 2**31 - 2**32 * 1e-4))
+    assert wanted.max() > usual
+    accumulators = np.zeros(BLOCK, np.int32)
+    for settled_first in sorted({2, usual + usual % 2, len(thresholds)}):
+        function = poisson_function(min(settled_first, len(thresholds)), len(thresholds))
+        now, accumulators[:] = streams.copy(), 0
+        function.ctypes(now.ctypes.data, accumulators.ctypes.data, BLOCK, thresholds.ctypes.data, 3)
+        np.testing.assert_array_equal(accumulators, 3 * wanted)
+        assert not np.array_equal(now, streams)

@@ -138,7 +138,7 @@ __all__ = ["advance", "schedule_again", "set_currents"]
 
 _LINE = 64
 _AHEAD = np.uint64(8)  # segments that are asked for before their turn
-_LINES = 5  # of each
+_LINES = 5  # of each, at most
 
 # A segment in the calendar: 8 bits shift, 24 bits size, 32 bits start.
 _LOW = np.uint64(0xFFFFFFFF)
@@ -280,6 +280,13 @@ def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
     first_ids = i64(plan[P_FIRST_IDS], populations + 1)
     first_rows = i64(table[T_FIRST_ROWS], populations)
     shifts = i64(table[T_SHIFTS], populations)
+    row_bytes = 4 * (1 if table[T_WIDE] else table[T_CLASSES])
+    for p in range(populations):
+        if first_rows[p] >= 0:  # all rows are asked for before the first is read
+            for i in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):
+                row_at = table[T_INDEX] + (first_rows[p] + np.int64(ids[i]) - first_ids[p]) * row_bytes
+                for line in range(0, min(row_bytes + 4, _LINES * _LINE), _LINE):
+                    prefetch(row_at + line)
     for p in range(populations):
         if first_rows[p] < 0:
             continue
@@ -500,7 +507,10 @@ def _update_slice(plan: Any, part: Any, poissons: Any, pulses: Any, box: Any, n:
             if due >> 32 == t:
                 each_flag[neuron] = 1
             part[S_INPUT_POSITION] += 1
-        for word in range((size + 7) // 8):
+        any_flag = np.uint64(0)
+        for word in range((size + 7) // 8):  # vectorises, and most blocks are silent in a step
+            any_flag |= eight_flags[word]
+        for word in range((size + 7) // 8 if any_flag else 0):
             if eight_flags[word] == 0:
                 continue
             for k in range(8 * word, min(8 * word + 8, size)):

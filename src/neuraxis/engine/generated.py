@@ -90,9 +90,12 @@ def update_function(model: NeuronModel, layout: BlockLayout, constants: dict[str
     return _compiled(model.name, _update_source(model, layout, constants), "update", _UPDATE)
 
 
-def poisson_function(thresholds: int) -> Any:
-    """void poisson(stream, accumulators, n, thresholds, weight): a Poisson number of weights for each of n neurons."""
-    return _compiled("poisson", _poisson_source(thresholds), "poisson", _POISSON)
+def poisson_function(usual: int, thresholds: int) -> Any:
+    """void poisson(stream, accumulators, n, thresholds, weight): a Poisson number of weights for each of n neurons.
+
+    `usual` of the thresholds are enough for all but a few draws.
+    """
+    return _compiled("poisson", _poisson_source(usual, thresholds), "poisson", _POISSON)
 
 
 def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int]) -> str:
@@ -142,8 +145,16 @@ def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str,
     return "\n".join(lines) + "\n"
 
 
-def _poisson_source(thresholds: int) -> str:
-    names = [f"t{j}" for j in range(thresholds)]
+def _poisson_source(usual: int, thresholds: int) -> str:
+    """The count is the number of thresholds that the draw exceeds: no branch, no table look-up.
+
+    All but a few in ten thousand draws are settled by the first, usual ones. Only where some draw of the block exceeds
+    the last of these are the others looked at: the draws are computed backwards from the new state of the streams.
+    """
+
+    def exceeded(first: int, last: int) -> str:
+        return " + ".join(f"_i(random > t{j})" for j in range(first, last))
+
     lines = [
         _HEADER,
         "",
@@ -152,13 +163,24 @@ def _poisson_source(thresholds: int) -> str:
         f"    U = carray(pointer_to(stream, np.uint32), {2 * BLOCK})",
         f"    A = carray(pointer_to(accumulators, np.int32), {BLOCK})",
         f"    T = carray(pointer_to(thresholds, np.int32), {thresholds})",
-        *[f"    {name} = T[{j}]" for j, name in enumerate(names)],
+        *[f"    t{j} = T[{j}]" for j in range(thresholds)],
+        "    beyond = _i(0)",
         "    for k in range(n):",
         *["        " + line for line in _draw(0)],
-        # The count is the number of thresholds that the draw exceeds: no branch, no table look-up.
-        "        count = " + " + ".join(f"_i(random > {name})" for name in names),
-        "        A[k] += _i(count * weight)",
+        f"        A[k] += _i(({exceeded(0, usual)}) * weight)",
+        f"        beyond |= _i(random > t{usual - 1})",
     ]
+    if thresholds > usual:
+        lines += [
+            "    if beyond:",
+            "        for k in range(n):",
+            f"            s1 = U[{BLOCK} + k]",
+            "            s1 = _u((s1 >> _u(13)) | (s1 << _u(19)))",  # Numba widens 32-bit results: cut them again
+            "            s0 = _u(U[k] ^ s1 ^ (s1 << _u(9)))",
+            "            s0 = _u((s0 >> _u(26)) | (s0 << _u(6)))",
+            "            random = _i(s0 * _u(0x9E3779BB))",
+            f"            A[k] += _i(({exceeded(usual, thresholds)}) * weight)",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -240,8 +240,9 @@ def _build(
             scan(
                 mode, network, projection, rule,
                 (part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)), part.first, delays,
-                index_classes, int(first_rows[projection.pre.index]), one.receptor(projection.receptor) - first_accumulator,
-                one.stride, 2.0 ** -(network.exponent(projection.post, projection.receptor) + shift), index, words,
+                index_classes, int(first_rows[projection.pre.index]),
+                one.receptor(projection.receptor) - first_accumulator, one.stride,
+                2.0 ** -(network.exponent(projection.post, projection.receptor) + shift), index, words,
                 _NOT_PLASTIC, clipped,
             )  # fmt: skip
             if mode != COUNT:
