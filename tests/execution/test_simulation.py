@@ -479,3 +479,16 @@ def test_ctrl_c_on_a_terminal_ends_a_program_and_keeps_what_was_recorded(
         assert np.array_equal(read_ids, ids)
     else:
         assert kept["spikes"] == len(times)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_load_of_each_worker_is_told_in_shares(workers: int) -> None:
+    with Simulation(driven(), workers=workers) as simulation:
+        assert [sum(shares.values()) for shares in simulation.load()] == [0.0] * workers
+        simulation.run(20.0)
+        load = simulation.load()
+    assert len(load) == workers
+    for shares in load:
+        assert list(shares) == ["waiting", "collecting", "delivering", "updating"]
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert shares["updating"] > 0

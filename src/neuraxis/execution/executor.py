@@ -83,6 +83,9 @@ class Executor(Protocol):
 
     def counters(self) -> Counters: ...
 
+    def load(self) -> list[dict[str, float]]:
+        """For each shard, the shares of its run time: waiting, collecting, delivering, updating."""
+
     def state_hash(self) -> int:
         """A number for all states and learned weights, the same for any number of shards."""
 

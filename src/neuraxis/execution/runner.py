@@ -86,9 +86,12 @@ class ShardRunner:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
         return Counters(shard.step, shard.spike_counts.copy(), shard.events, shard.spike_hash, peak)
 
-    def ticks(self) -> list[int]:
-        p = self.shard.plan
-        return [int(p[i]) for i in (plan.P_WAITED, plan.P_COLLECTED, plan.P_DELIVERED, plan.P_UPDATED)]
+    def load(self) -> dict[str, float]:
+        """The shares of the run time so far that went into each part of a step."""
+        words = {"waiting": plan.P_WAITED, "collecting": plan.P_COLLECTED, "delivering": plan.P_DELIVERED}
+        ticks = {name: float(self.shard.plan[word]) for name, word in {**words, "updating": plan.P_UPDATED}.items()}
+        total = sum(ticks.values())
+        return {name: spent / total if total else 0.0 for name, spent in ticks.items()}
 
     def state_hash(self) -> int:
         return state_hash(self.shard)

@@ -50,6 +50,9 @@ class SequentialExecutor:
     def counters(self) -> Counters:
         return self._started.counters()
 
+    def load(self) -> list[dict[str, float]]:
+        return [self._started.load()]
+
     def state_hash(self) -> int:
         return self._started.state_hash()
 

@@ -207,6 +207,10 @@ class Simulation:
         level = float(self._open_and_guarded("level", known.index))
         self._open_and_guarded("set_level", known.index, level + amount)
 
+    def load(self) -> list[dict[str, float]]:
+        """For each worker, the shares of the run time that it spent waiting, collecting, delivering and updating."""
+        return self._open_and_guarded("load")  # type: ignore[no-any-return]
+
     def fingerprint(self) -> str:
         """A hash of every spike so far and of the states and learned weights now.
 

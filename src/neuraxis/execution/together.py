@@ -39,6 +39,9 @@ class ShardsTogether:
             sum(one.peak_memory_bytes for one in answers),
         )
 
+    def load(self) -> list[dict[str, float]]:
+        return self.ask("load")
+
     def state_hash(self) -> int:
         return int(sum(self.ask("state_hash")) % 2**64)
 
