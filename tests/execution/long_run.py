@@ -62,8 +62,9 @@ def told(process: subprocess.Popen[str]) -> Any:
 def main(workers: int, record_to: str | None) -> None:
     with Simulation(driven(n=NEURONS), workers, record_to=record_to) as simulation:
         simulation.step(10)
-        print(json.dumps({"pids": worker_pids(simulation)}), flush=True)
         try:
+            # Within: Ctrl-C may come as soon as this is read.
+            print(json.dumps({"pids": worker_pids(simulation)}), flush=True)
             simulation.run(2e8)
         except KeyboardInterrupt:
             kept = None if record_to else len(simulation.spikes("cells")[0])
