@@ -274,14 +274,25 @@ def write_manifest(folder: Path, state: Path, files: list[str], network: Network
     return "" if before == state.name else before
 
 
+def discard_state(folder: Path, state: Path) -> None:
+    """Remove the files of a state that was not saved to the end, unless the manifest names it already."""
+    try:
+        named = _state_named(folder / MANIFEST)
+    except CheckpointError:
+        named = ""
+    if named != state.name:
+        shutil.rmtree(state, ignore_errors=True)
+
+
 def _sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk, where the system can."""
     if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _state_named(path: Path) -> str:

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
-from neuraxis.execution.checkpoint import SavedState, new_state_folder, read_manifest, write_manifest
+from neuraxis.execution.checkpoint import (
+    SavedState,
+    discard_state,
+    new_state_folder,
+    read_manifest,
+    write_manifest,
+)
 from neuraxis.execution.executor import Counters, Executor, Recorded
 from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine, run_text
@@ -237,7 +243,7 @@ class Simulation:
                 now = (self._step, self.fingerprint())
                 old = self._guarded(executor.agree, lambda: write_manifest(folder, state, files, self.network, *now))
             except BaseException:
-                shutil.rmtree(state, ignore_errors=True)
+                discard_state(folder, state)
                 raise
         if old and executor.leads:
             shutil.rmtree(folder / old, ignore_errors=True)
