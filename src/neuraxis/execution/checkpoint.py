@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,9 @@ __all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", 
 MANIFEST = "manifest.json"
 # Raised, too, when a change of the engine draws other synapses from a seed: they are not saved but drawn again.
 FORMAT = 1
+
+_STATE = re.compile(r"state-\d+-[0-9a-f]{8}")
+_SHARD = re.compile(r"shard-\d+\.safetensors")
 
 Array = NDArray[np.generic]
 
@@ -248,9 +252,9 @@ def new_state_folder(folder: Path, step: int) -> Path:
     return made
 
 
-def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> str:
-    """Make `state` the state that the folder holds; the name of the folder of the state before, which may go."""
-    before = _state_named(folder / MANIFEST)
+def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> None:
+    """Make `state` the state that the folder holds."""
+    _state_named(folder / MANIFEST)  # raises where a manifest of somebody else would be written over
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -272,7 +276,14 @@ def write_manifest(folder: Path, state: Path, files: list[str], network: Network
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise CheckpointError(f"{folder / MANIFEST}: cannot be written: {error}") from error
-    return "" if before == state.name else before
+
+
+def remove_other_states(folder: Path, state: Path) -> None:
+    """Remove the states before, and what saves that were killed have left: folders that are surely ours."""
+    for other in folder.iterdir():
+        if other.name != state.name and _STATE.fullmatch(other.name) and other.is_dir():
+            if all(_SHARD.fullmatch(file.name) for file in other.iterdir()):
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def discard_state(folder: Path, state: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from neuraxis.execution.checkpoint import (
     discard_state,
     new_state_folder,
     read_manifest,
+    remove_other_states,
     write_manifest,
 )
 from neuraxis.execution.executor import Counters, Executor, Recorded
@@ -233,7 +233,10 @@ class Simulation:
     # --- to keep ----------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write the complete state to a folder; what it held before stays valid until the new state is complete."""
+        """Write the complete state to a folder; what it held before stays valid until the new state is complete.
+
+        A folder is for one simulation.
+        """
         executor = self._open()
         folder = Path(folder)
         with Interrupts():
@@ -241,12 +244,12 @@ class Simulation:
             try:
                 files = self._guarded(executor.save, state)
                 now = (self._step, self.fingerprint())
-                old = self._guarded(executor.agree, lambda: write_manifest(folder, state, files, self.network, *now))
+                self._guarded(executor.agree, lambda: write_manifest(folder, state, files, self.network, *now))
             except BaseException:
                 discard_state(folder, state)
                 raise
-        if old and executor.leads:
-            shutil.rmtree(folder / old, ignore_errors=True)
+        if executor.leads:
+            remove_other_states(folder, state)
 
     def restore(self, folder: str | Path) -> None:
         """Go on from a saved state of the same network, saved with any number of workers.
