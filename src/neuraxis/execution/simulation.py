@@ -123,7 +123,8 @@ class Simulation:
         piece = _FIRST_PIECE_STEPS
         with ProgressLine("running", max(1, int(steps)), self._show) as line:
             while self._step < until:
-                target = min(until, self._step + piece)
+                # Agreed: the pieces follow the clock, and other processes have another one.
+                target = int(self._guarded(executor.agree, lambda piece=piece: min(until, self._step + piece)))
                 begun = time.perf_counter()
                 with Interrupts():
                     recorded = self._guarded(executor.advance, target)
