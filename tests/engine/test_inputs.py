@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neuraxis.engine.generated import BLOCK, poisson_function
-from neuraxis.engine.shard import poisson_thresholds
+from neuraxis.engine.poisson import poisson_thresholds
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, OneToOne, Uniform, neuron_model

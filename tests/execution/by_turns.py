@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from neuraxis.engine import plan
+from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.shard import Outboxes
 from neuraxis.execution.executor import BuildReport, Recorded, merge_recorded
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports

@@ -233,9 +233,9 @@ def test_a_folder_without_a_state(simulation: Simulation, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "7", '"text"', "{}", '{"network": null, "state": "state-1", "files": ["a"], "format": 1}',
-     '{"network": {}, "state": 5, "files": 7, "format": 1}', '{"network": {}, "state": "s", "files": ["a"]}',
-     "\x00\x01", '{"network": "text", "state": "state-1", "files": ["a"], "format": 1}'],
+    ["", "{", "[]", "null", "7", '"text"', "{}", '{"network": null, "state": "state-1", "files": ["a"], "format": 2}',
+     '{"network": {}, "state": 5, "files": 7, "format": 2}', '{"network": {}, "state": "s", "files": ["a"]}',
+     "\x00\x01", '{"network": "text", "state": "state-1", "files": ["a"], "format": 2}'],
 )  # fmt: skip
 def test_a_manifest_that_is_none(simulation: Simulation, tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
@@ -248,8 +248,8 @@ def test_a_manifest_of_bytes_that_are_no_text(simulation: Simulation, tmp_path: 
 
 
 def test_a_manifest_of_the_future(simulation: Simulation, saved: Path) -> None:
-    change(saved, format=2)
-    refused(simulation, saved, r"manifest\.json: format 2; this version reads format 1")
+    change(saved, format=3)
+    refused(simulation, saved, r"manifest\.json: format 3; this version reads format 2")
 
 
 @pytest.mark.parametrize("state", ["..", ".", "../saved", "/tmp", "", "a/../..", "state-x/../../other"])

@@ -53,9 +53,11 @@ from neuraxis.engine.plan import (
     L_DELAYS,
     L_EVERY,
     L_FULL,
-    L_MODULATOR,
+    L_LEVEL,
     L_PRE,
     L_SCALE_EVERY,
+    L_TICKS,
+    M_BASELINE,
     M_DECAY,
     M_END,
     M_FIRST,
@@ -63,18 +65,19 @@ from neuraxis.engine.plan import (
     NO_CALENDAR_ROOM,
     NO_ROOM,
     P_COLLECTED,
+    P_COSINES,
     P_DELIVERED,
     P_DONE,
     P_EVENTS,
     P_FIRST_IDS,
     P_FLAGS,
     P_HASH,
+    P_HISTORY_FIRST,
     P_HISTORY_IDS,
     P_HISTORY_OFFSETS,
     P_LAGS,
     P_LARGEST_STEP_RECORD,
     P_LARGEST_STEP_SAMPLE,
-    P_LOOKAHEAD,
     P_ME,
     P_NEURONS,
     P_OUTBOX_SLOTS,
@@ -84,12 +87,17 @@ from neuraxis.engine.plan import (
     P_RECORD,
     P_RECORD_ROOM,
     P_RECORDED,
+    P_RHYTHM_COUNT,
+    P_RHYTHMS,
     P_SAMPLE_ROOM,
     P_SAMPLED,
     P_SAMPLES,
+    P_SIGNALS,
     P_SLOTS,
     P_SPIKES,
     P_STEP,
+    P_TIE_COUNT,
+    P_TIES,
     P_UPDATED,
     P_WAITED,
     P_WORKERS,
@@ -101,6 +109,7 @@ from neuraxis.engine.plan import (
     S_BLOCK_BYTES,
     S_BLOCKS,
     S_CONSTANTS,
+    S_COUNTS,
     S_CURRENT_ROW,
     S_FIRST_ID,
     S_INPUT,
@@ -116,7 +125,9 @@ from neuraxis.engine.plan import (
     S_PULSE_END,
     S_PULSE_FIRST,
     S_RECORD,
+    S_SILENT,
     S_STREAM_BYTES,
+    S_TICKS,
     S_UPDATE,
     T_ACCUMULATORS,
     T_CALENDAR,
@@ -130,11 +141,19 @@ from neuraxis.engine.plan import (
     T_SHIFTS,
     T_WIDE,
     T_WORDS_ADDRESS,
+    TIMED_EVERY,
     WAITING,
+    Y_FLOOR,
+    Y_INCREMENT,
+    Y_OFFSET,
+    Y_WORDS,
 )
 from neuraxis.engine.random import mix
+from neuraxis.network.rhythm import CELLS
 
 __all__ = ["advance", "schedule_again", "set_currents"]
+
+CELL_BITS = CELLS.bit_length() - 1
 
 _LINE = 64
 _AHEAD = np.uint64(8)  # segments that are asked for before their turn
@@ -151,9 +170,11 @@ _TARGET = np.uint64(0xFFFF)
 @compiled
 def schedule_again(plan: Any, tables: Any, now: int) -> None:
     """Enter all spikes of the history into empty calendars, for the steps after `now`."""
+    lags = i64(plan[P_LAGS], plan[P_WORKERS])
     for i in range(tables.shape[0]):
-        for s in range(max(1, now - plan[P_SLOTS] + 1), now - plan[P_LOOKAHEAD] + 1):
-            _schedule(plan, tables[i], s, now)
+        for worker in range(plan[P_WORKERS]):
+            for s in range(max(1, now - plan[P_SLOTS] + 1), now - lags[worker] + 1):
+                _schedule(plan, tables[i], worker, s, now)
 
 
 @compiled
@@ -176,21 +197,30 @@ def advance(
         clock = _spent(plan, P_WAITED, clock)
         if not there:
             return WAITING
-        _collect(plan, t)
+        coming = _collect(plan, t)
         for i in range(tables.shape[0]):
-            if not _calendar_has_room(plan, tables[i], t - plan[P_LOOKAHEAD]):
+            # Each spike has one segment at most for each slot.
+            if tables[i, T_MOST] + coming + 1 > tables[i, T_ROOM]:
                 return NO_CALENDAR_ROOM  # nothing is changed that collecting again would not set alike
-        for i in range(tables.shape[0]):
-            _schedule(plan, tables[i], t - plan[P_LOOKAHEAD], t - 1)
+        if coming > 0:
+            lags = i64(plan[P_LAGS], plan[P_WORKERS])
+            for i in range(tables.shape[0]):
+                for worker in range(plan[P_WORKERS]):
+                    _schedule(plan, tables[i], worker, t - lags[worker], t - 1)
         clock = _spent(plan, P_COLLECTED, clock)
+        timed = t % TIMED_EVERY == 0
         for i in range(tables.shape[0]):
             _deliver_static(plan, tables[i], t)
         for i in range(plastic.shape[0]):
+            begun = cycles() if timed else 0
             _deliver_plastic(plan, plastic[i], t)
+            if timed:
+                plastic[i, L_TICKS] += cycles() - begun
         clock = _spent(plan, P_DELIVERED, clock)
         _update_modulators(plan, modulators, releases, t)
-        _update_slices(plan, slices, poissons, pulses, plastic, t)
-        _learn(plastic, modulators, t)
+        _update_signals(plan, modulators, t)
+        _update_slices(plan, slices, poissons, pulses, plastic, t, timed)
+        _learn(plastic, t)
         clock = _spent(plan, P_UPDATED, clock)
         for i in range(probes.shape[0]):
             if t % probes[i, B_EVERY] == 0:
@@ -231,52 +261,50 @@ def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
 
 
 @njit
-def _collect(plan: Any, t: Any) -> None:
-    """Put everybody's spikes of the step that can be felt from now on into the history, population by population."""
-    s = t - plan[P_LOOKAHEAD]
-    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
-    slot = s & (plan[P_SLOTS] - 1)
-    offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
-    ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
+def _collect(plan: Any, t: Any) -> Any:
+    """Put everybody's spikes that can be felt from now on into the history, worker by worker; how many there are."""
+    populations, workers, slots = plan[P_POPULATIONS], plan[P_WORKERS], plan[P_SLOTS]
     outboxes = i64(plan[P_OUTBOXES], workers)
     strides = i64(plan[P_OUTBOX_STRIDES], workers)
-    at = s % plan[P_OUTBOX_SLOTS]
-    n = 0
-    for p in range(populations + 1):
-        offsets[p] = 0
-    if s < 1:
-        return
-    if workers == 1:
-        box = i32(outboxes[0] + at * strides[0], 1 << 30)
+    lags = i64(plan[P_LAGS], workers)
+    first = i64(plan[P_HISTORY_FIRST], workers)
+    if workers > 1:
+        for w in range(workers):
+            prefetch(outboxes[w] + max(0, t - lags[w]) % plan[P_OUTBOX_SLOTS] * strides[w])
+    total = np.int64(0)
+    for w in range(workers):
+        s = t - lags[w]
+        slot = s & (slots - 1)
+        offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + w) * (populations + 1) * 4, populations + 1)
+        if s < 1:
+            for p in range(populations + 1):
+                offsets[p] = 0
+            continue
+        ids = i32(plan[P_HISTORY_IDS] + (slot * plan[P_NEURONS] + first[w]) * 4, plan[P_NEURONS])
+        box = i32(outboxes[w] + s % plan[P_OUTBOX_SLOTS] * strides[w], 1 << 30)
         for p in range(populations + 1):
             offsets[p] = box[p]
-        for i in range(np.int64(box[populations])):
+        n = np.int64(box[populations])
+        for i in range(n):
             ids[i] = box[populations + 1 + i]
-        return
-    for w in range(workers):
-        prefetch(outboxes[w] + at * strides[w])
-    for p in range(populations):
-        for w in range(workers):
-            box = i32(outboxes[w] + at * strides[w], 1 << 30)
-            for i in range(np.int64(box[p]), np.int64(box[p + 1])):
-                ids[n] = box[populations + 1 + i]
-                n += 1
-        offsets[p + 1] = n
+        total += n
+    return total
 
 
 @njit
-def _schedule(plan: Any, table: Any, s: Any, after: Any) -> None:
-    """Enter the segments of the spikes of step s into the calendar, for the steps after `after` in which they are due.
+def _schedule(plan: Any, table: Any, worker: Any, s: Any, after: Any) -> None:
+    """Enter the segments of a worker's spikes of step s into the calendar, for the steps after `after` they are due in.
 
     Everything about a spike is looked up here once, in one sweep over its row of the index. Looking up each segment
     when it is due would go to another place in memory for each of the thousands of spikes that are under way.
     """
-    populations, slots = plan[P_POPULATIONS], plan[P_SLOTS]
-    slot = s & (slots - 1)
-    offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
+    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
+    slot = s & (plan[P_SLOTS] - 1)
+    offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + worker) * (populations + 1) * 4, populations + 1)
     if offsets[populations] == 0:
         return
-    ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
+    start = i64(plan[P_HISTORY_FIRST], workers)[worker]
+    ids = i32(plan[P_HISTORY_IDS] + (slot * plan[P_NEURONS] + start) * 4, plan[P_NEURONS])
     first_ids = i64(plan[P_FIRST_IDS], populations + 1)
     first_rows = i64(table[T_FIRST_ROWS], populations)
     shifts = i64(table[T_SHIFTS], populations)
@@ -349,16 +377,6 @@ def _schedule_wide(plan: Any, table: Any, s: Any, after: Any, source: Any) -> No
 
 
 @njit
-def _calendar_has_room(plan: Any, table: Any, s: Any) -> Any:
-    """Whether a calendar has room for the spikes of step s, each of which has one segment at most for each slot."""
-    if s < 1:
-        return True
-    populations = plan[P_POPULATIONS]
-    offsets = plan[P_HISTORY_OFFSETS] + (s & (plan[P_SLOTS] - 1)) * (populations + 1) * 4
-    return table[T_MOST] + i32(offsets, populations + 1)[populations] + 1 <= table[T_ROOM]
-
-
-@njit
 def _deliver_static(plan: Any, table: Any, t: Any) -> None:
     """Add the weights of all static synapses at which a spike arrives in step t.
 
@@ -368,6 +386,8 @@ def _deliver_static(plan: Any, table: Any, t: Any) -> None:
     slot = t & (plan[P_SLOTS] - 1)
     due = i64(table[T_DUE], plan[P_SLOTS])
     n = np.uint64(due[slot])
+    if n == 0:
+        return
     due[slot] = 0
     segments = u64(table[T_CALENDAR] + slot * table[T_ROOM] * 8, table[T_ROOM])
     address = table[T_WORDS_ADDRESS]
@@ -415,25 +435,27 @@ def _ask_for(address: Any, wide: Any, segment: Any) -> None:
 @njit
 def _deliver_plastic(plan: Any, table: Any, t: Any) -> None:
     """The same for plastic synapses, which change when a spike arrives."""
-    populations = plan[P_POPULATIONS]
+    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
     p = table[L_PRE]
     first_id = i64(plan[P_FIRST_IDS], populations + 1)[p]
+    first = i64(plan[P_HISTORY_FIRST], workers)
     delays = i64(table[L_DELAYS], table[L_CLASSES])
     for c in range(table[L_CLASSES]):
         s = t - delays[c]
         if s < 1:
             break
         slot = s & (plan[P_SLOTS] - 1)
-        offsets = i32(plan[P_HISTORY_OFFSETS] + slot * (populations + 1) * 4, populations + 1)
-        ids = i32(plan[P_HISTORY_IDS] + slot * plan[P_NEURONS] * 4, plan[P_NEURONS])
-        for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
-            plan[P_EVENTS] += deliver_segment(table, np.int64(ids[i]) - first_id, c, delays[c], t)
+        for w in range(workers):
+            offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + w) * (populations + 1) * 4, populations + 1)
+            ids = i32(plan[P_HISTORY_IDS] + (slot * plan[P_NEURONS] + first[w]) * 4, plan[P_NEURONS])
+            for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
+                plan[P_EVENTS] += deliver_segment(table, np.int64(ids[i]) - first_id, c, delays[c], t)
 
 
 @njit
 def _update_modulators(plan: Any, modulators: Any, releases: Any, t: Any) -> None:
     """Every neuromodulator decays, and takes what the spikes release that arrive in step t."""
-    populations = plan[P_POPULATIONS]
+    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
     for m in range(modulators.shape[0]):
         level = f32(modulators[m, M_LEVEL], 1)
         value = level[0] * bits_to_float32(np.uint32(modulators[m, M_DECAY]))
@@ -441,14 +463,37 @@ def _update_modulators(plan: Any, modulators: Any, releases: Any, t: Any) -> Non
             s = t - releases[r, R_DELAY]
             if s < 1:
                 continue
-            offsets = i32(plan[P_HISTORY_OFFSETS] + (s & (plan[P_SLOTS] - 1)) * (populations + 1) * 4, populations + 1)
+            slot = s & (plan[P_SLOTS] - 1)
             p = releases[r, R_POPULATION]
-            value = value + bits_to_float32(np.uint32(releases[r, R_AMOUNT])) * np.float32(offsets[p + 1] - offsets[p])
+            count = np.int64(0)
+            for w in range(workers):
+                offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + w) * (populations + 1) * 4, populations + 1)
+                count += np.int64(offsets[p + 1]) - np.int64(offsets[p])
+            value = value + bits_to_float32(np.uint32(releases[r, R_AMOUNT])) * np.float32(count)
         level[0] = value
 
 
 @njit
-def _update_slices(plan: Any, slices: Any, poissons: Any, pulses: Any, plastic: Any, t: Any) -> None:
+def _update_signals(plan: Any, modulators: Any, t: Any) -> None:
+    """Set what models see of neuromodulators and rhythms to its value in step t."""
+    rhythms = plan[P_RHYTHM_COUNT]
+    signals = f32(plan[P_SIGNALS], modulators.shape[0] + rhythms)
+    for m in range(modulators.shape[0]):
+        level = f32(modulators[m, M_LEVEL], 1)[0]
+        signals[m] = bits_to_float32(np.uint32(modulators[m, M_BASELINE])) + level
+    cosines = f32(plan[P_COSINES], CELLS)
+    rows = i64(plan[P_RHYTHMS], rhythms * Y_WORDS)
+    for r in range(rhythms):
+        phase = np.uint64(t) * np.uint64(rows[r * Y_WORDS + Y_INCREMENT]) + np.uint64(rows[r * Y_WORDS + Y_OFFSET])
+        cosine = cosines[phase >> np.uint64(64 - CELL_BITS)]
+        signals[modulators.shape[0] + r] = max(cosine, bits_to_float32(np.uint32(rows[r * Y_WORDS + Y_FLOOR])))
+    ties = i64(plan[P_TIES], 2 * plan[P_TIE_COUNT])
+    for i in range(plan[P_TIE_COUNT]):
+        f32(ties[2 * i], 1)[0] = signals[ties[2 * i + 1]]
+
+
+@njit
+def _update_slices(plan: Any, slices: Any, poissons: Any, pulses: Any, plastic: Any, t: Any, timed: Any) -> None:
     """Advance every neuron of the shard by one step, and write who spiked to the outbox."""
     populations, me = plan[P_POPULATIONS], plan[P_ME]
     at = i64(plan[P_OUTBOXES], plan[P_WORKERS])[me]
@@ -463,11 +508,15 @@ def _update_slices(plan: Any, slices: Any, poissons: Any, pulses: Any, plastic: 
             box[p] = n
             p += 1
         before = n
-        n = _update_slice(plan, part, poissons, pulses, box, n, t)
+        begun = cycles() if timed else 0
+        if part[S_SILENT] == 0:
+            n = _update_slice(plan, part, poissons, pulses, box, n, t)
         for tied in range(part[S_PLASTIC_FIRST], part[S_PLASTIC_END]):
             for k in range(before, n):
                 note_post_spike(plastic[tied], np.int64(box[populations + 1 + k]) - part[S_FIRST_ID], t)
         spikes[part[S_POPULATION]] += n - before
+        if timed:
+            part[S_TICKS] += cycles() - begun
     while p <= populations:
         box[p] = n
         p += 1
@@ -491,6 +540,7 @@ def _update_slice(plan: Any, part: Any, poissons: Any, pulses: Any, box: Any, n:
         elif t == pulses[i, C_START] + 1 or t == pulses[i, C_STOP] + 1:
             set_currents(part, pulses, t)
     inputs = u64(part[S_INPUT], part[S_INPUT_COUNT])
+    counts = i32(part[S_COUNTS], part[S_N])
     for b in range((part[S_N] + BLOCK - 1) // BLOCK):
         block = part[S_BLOCKS] + b * part[S_BLOCK_BYTES]
         accumulators = part[S_ACCUMULATORS] + b * part[S_ACCUMULATOR_BYTES]
@@ -503,7 +553,7 @@ def _update_slice(plan: Any, part: Any, poissons: Any, pulses: Any, box: Any, n:
             due = np.int64(inputs[part[S_INPUT_POSITION]])
             neuron = (due & 0xFFFFFFFF) - b * BLOCK
             if due >> 32 > t or (due >> 32 == t and neuron >= size):
-                break
+                break  # (what is older came while the slice was silent)
             if due >> 32 == t:
                 each_flag[neuron] = 1
             part[S_INPUT_POSITION] += 1
@@ -518,6 +568,7 @@ def _update_slice(plan: Any, part: Any, poissons: Any, pulses: Any, box: Any, n:
                     local = b * BLOCK + k
                     box[populations + 1 + n] = np.int32(part[S_FIRST_ID] + local)
                     n += 1
+                    counts[local] += 1
                     if part[S_RECORD] and (part[S_RECORD] == 1 or u8(part[S_MASK], part[S_N])[local]):
                         record = u64(plan[P_RECORD], plan[P_RECORD_ROOM])
                         record[plan[P_RECORDED]] = (np.uint64(t) << np.uint64(32)) | np.uint64(part[S_FIRST_ID] + local)
@@ -568,11 +619,11 @@ def set_currents(part: Any, pulses: Any, t: Any) -> None:
 
 
 @njit
-def _learn(plastic: Any, modulators: Any, t: Any) -> None:
+def _learn(plastic: Any, t: Any) -> None:
     """What changes all weights of a table at set times."""
     for i in range(plastic.shape[0]):
         if plastic[i, L_EVERY] > 0 and t % plastic[i, L_EVERY] == 0:
-            reward(plastic[i], t, f32(modulators[plastic[i, L_MODULATOR], M_LEVEL], 1)[0])
+            reward(plastic[i], t, f32(plastic[i, L_LEVEL], 1)[0])
         if plastic[i, L_SCALE_EVERY] > 0 and t % plastic[i, L_SCALE_EVERY] == 0:
             scale_weights(plastic[i], t)
 

@@ -52,10 +52,11 @@ _u = np.uint64
 def draw_row(rule: Any, seed: Any, target: Any, count: Any, listed: Any, first: Any, sources: Any) -> Any:
     """Write the sources of `target` to `sources`; how many there are.
 
-    `rule` = (kind, projection, n_pre, without itself, distinct, share of 2^32); `count` is its in-degree where the
-    rule has one; listed rules read `count` sources from `listed` at `first`.
+    `rule` = (kind, projection, n_pre, without itself, distinct, share of 2^32, groups, n_post); `count` is its
+    in-degree where the rule has one; listed rules read `count` sources from `listed` at `first`.
     """
     kind, projection, n_pre, no_self, all_distinct, share = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
+    groups, n_post = rule[6], rule[7]
     if kind == ONE_TO_ONE:
         sources[0] = target
         return 1
@@ -63,10 +64,14 @@ def draw_row(rule: Any, seed: Any, target: Any, count: Any, listed: Any, first: 
         for j in range(count):
             sources[j] = listed[first + j]
         return count
-    n = n_pre - no_self
+    # The sources are those of the target's group: with one group, all.
+    group = ((target + 1) * groups - 1) // n_post
+    start = group * n_pre // groups
+    itself = target - start  # where no_self matters, the groups of sources and targets are the same
+    n = (group + 1) * n_pre // groups - start - no_self
     if kind == ALL_TO_ALL:
         for j in range(n):
-            sources[j] = j + (no_self != 0 and j >= target)
+            sources[j] = start + j + (no_self != 0 and j >= itself)
         return n
     key = key_of(seed, PURPOSE_CONNECT, projection, target)
     if kind == BERNOULLI:
@@ -76,10 +81,10 @@ def draw_row(rule: Any, seed: Any, target: Any, count: Any, listed: Any, first: 
             count = binomial(n, share, key_of(seed, PURPOSE_COUNT, projection, target))
     if all_distinct:
         for j in range(count):
-            sources[j] = distinct(key, j, n)
+            sources[j] = start + distinct(key, j, n)
     else:
         for j in range(count):
-            sources[j] = np.int64(((number(key, j) >> _u(32)) * _u(n)) >> _u(32))
+            sources[j] = start + np.int64(((number(key, j) >> _u(32)) * _u(n)) >> _u(32))
     if no_self:
         for j in range(count):
             sources[j] += sources[j] >= target

@@ -78,7 +78,8 @@ def encode_rule(projection: Projection, part: Slice, seed: int) -> EncodedRule:
     distinct = int(not getattr(rule, "multapses", True))
 
     def words(kind: int, share: int = 0, distinct: int = distinct) -> NDArray[np.int64]:
-        return np.array([kind, projection.index, n_pre, no_self, distinct, share], np.int64)
+        groups = getattr(rule, "groups", 1)
+        return np.array([kind, projection.index, n_pre, no_self, distinct, share, groups, projection.post.n], np.int64)
 
     if isinstance(rule, OneToOne):
         return EncodedRule(words(drawing.ONE_TO_ONE), 1)

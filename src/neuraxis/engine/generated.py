@@ -85,7 +85,8 @@ def update_function(model: NeuronModel, layout: BlockLayout, constants: dict[str
 
     `accumulators` holds BLOCK int32 for each receptor; they are read and set to 0. `flags` (BLOCK bytes): who
     spiked.
-    `constants` are 32-bit words: a scale for each receptor, then the model's constants in the order of `constants`.
+    `constants` are 32-bit words: a scale for each receptor, the model's constants in the order of `constants`, and
+    its signals.
     """
     return _compiled(model.name, _update_source(model, layout, constants), "update", _UPDATE)
 
@@ -117,9 +118,11 @@ def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str,
     lines += [f"    scale_{r} = CF[{r}]" for r in range(len(model.receptors))]
     for position, (name, value) in enumerate(constants.items(), start=len(model.receptors)):
         lines.append(f"    c_{name} = {'CI' if isinstance(value, int) else 'CF'}[{position}]")
+    for position, name in enumerate(model.signals, start=len(model.receptors) + len(constants)):
+        lines.append(f"    c_{name} = CF[{position}]")
     lines.append("    for k in range(n):")
     body: list[str] = []
-    given: dict[str, str] = {name: f"c_{name}" for name in constants}
+    given: dict[str, str] = {name: f"c_{name}" for name in (*constants, *model.signals)}
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
         given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
     for r, name in enumerate(model.receptors):

@@ -14,6 +14,9 @@ and Kminus. How many notes are kept is bounded: `flush` applies step 1 to all sy
 spike still under way can come before (q + d <= now - d), after which they may be forgotten. Since step 1 is done in the
 order of time in any case, flushing earlier or later gives the same bits; each worker may flush when it likes.
 
+**Frozen** tables note what happens and change nothing. Whoever freezes a table, or lets it learn again, flushes it
+first: then it does not depend on laziness which target spikes counted.
+
 Kplus, `last` and the rest belong to a *segment* (source, delay): every worker that has a part of the segment
 computes the same. The decay factors e^(-n dt / tau) come from a table of three times 256 numbers, so no exponential is
 computed here.
@@ -56,6 +59,7 @@ from neuraxis.engine.plan import (
     L_DELAYS,
     L_ELIGIBILITIES,
     L_FLUSHED,
+    L_FROZEN,
     L_FULL,
     L_INDEX,
     L_KIND,
@@ -216,8 +220,13 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     post_traces = f32(table[L_POST_TRACES], table[L_POST_N] * capacity)
     eligibilities = f32(table[L_ELIGIBILITIES], table[L_SYNAPSES])
     last, trace, after = last_steps[s], traces[s], applied[s]
+    frozen = table[L_FROZEN] != 0
     for j in range(start, end):
         k = np.uint64(targets[j])
+        place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
+        if frozen:
+            accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
+            continue
         value = eligibilities[j] if kind == REWARD else weights[j]
         m = _spikes_that_arrived(k, delay, emitted, post_count, post_steps, capacity)
         value = _after_post_spikes(
@@ -228,7 +237,6 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
             eligibilities[j] = value - p[F_RATE_MINUS] * post
         else:
             weights[j] = _depressed(kind, value, post, p)
-        place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
         accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
     traces[s] = decayed(trace, decay_plus, emitted - last) + _ONE
     last_steps[s] = emitted
@@ -336,7 +344,7 @@ def flush(table: Any, now: Any) -> None:
         if until <= applied[s]:
             continue
         trace = traces[s]
-        if trace > _ZERO:  # the source has spiked
+        if trace > _ZERO and table[L_FROZEN] == 0:  # the source has spiked
             for j in range(np.uint64(index[s]), np.uint64(index[s + 1])):
                 k = np.uint64(targets[j])
                 value = eligibilities[j] if kind == REWARD else weights[j]
@@ -360,6 +368,8 @@ def reward(table: Any, now: Any, level: Any) -> None:
     weights = f32(table[L_WEIGHTS], table[L_SYNAPSES])
     eligibilities = f32(table[L_ELIGIBILITIES], table[L_SYNAPSES])
     low, high, decay = p[F_W_MIN], p[F_W_MAX], p[F_ELIGIBILITY_DECAY]
+    if table[L_FROZEN]:
+        level = _ZERO
     for j in range(table[L_SYNAPSES]):
         weights[j] = min(max(weights[j] + level * eligibilities[j], low), high)
         left = eligibilities[j] * decay
@@ -376,7 +386,7 @@ def scale_weights(table: Any, now: Any) -> None:
     count = i32(table[L_SCALE_COUNT], table[L_POST_N])
     strength, wanted = p[F_SCALE_STRENGTH], p[F_SCALE_TARGET]
     low, high = p[F_SCALE_W_MIN], p[F_SCALE_W_MAX]
-    for j in range(table[L_SYNAPSES]):
+    for j in range(0 if table[L_FROZEN] else table[L_SYNAPSES]):
         factor = _ONE + strength * ((wanted - _f(count[np.int64(targets[j])])) / wanted)
         weights[j] = min(max(weights[j] * factor, low), high)
     for k in range(table[L_POST_N]):

@@ -15,18 +15,18 @@ _next = count()
 P_STEP: Final = next(_next)  # the last step that is complete
 P_WORKERS: Final = next(_next)
 P_ME: Final = next(_next)
-P_LOOKAHEAD: Final = next(_next)  # a spike of step s is needed at step s + lookahead at the earliest
 P_SLOTS: Final = next(_next)  # slots of the history of spikes: a power of two, more than the longest delay
 P_POPULATIONS: Final = next(_next)
 P_NEURONS: Final = next(_next)  # of the whole network
 P_FIRST_IDS: Final = next(_next)  # int64[populations + 1]
-P_HISTORY_OFFSETS: Final = next(_next)  # int32[slots, populations + 1]
-P_HISTORY_IDS: Final = next(_next)  # int32[slots, neurons]
+P_HISTORY_OFFSETS: Final = next(_next)  # int32[slots, workers, populations + 1]: within the worker's ids
+P_HISTORY_IDS: Final = next(_next)  # int32[slots, neurons]: worker by worker
+P_HISTORY_FIRST: Final = next(_next)  # int64[workers]: where a worker's ids start in a slot
 P_OUTBOXES: Final = next(_next)  # int64[workers]: where each worker's outbox starts
 P_OUTBOX_SLOTS: Final = next(_next)
 P_OUTBOX_STRIDES: Final = next(_next)  # int64[workers]: bytes of a slot of each outbox
 P_DONE: Final = next(_next)  # int64[workers]: addresses of the words with the last step that a worker published
-P_LAGS: Final = next(_next)  # int64[workers]: step t needs that the other has done t - lag
+P_LAGS: Final = next(_next)  # int64[workers]: step t needs the other's spikes of step t - lag, and none that is later
 P_FLAGS: Final = next(_next)  # uint8[BLOCK + 8]
 P_RECORD: Final = next(_next)  # uint64[record room]: step << 32 | id
 P_RECORD_ROOM: Final = next(_next)
@@ -43,6 +43,12 @@ P_WAITED: Final = next(_next)  # ticks of the processor's clock spent waiting fo
 P_COLLECTED: Final = next(_next)  # ... collecting spikes
 P_DELIVERED: Final = next(_next)  # ... delivering them
 P_UPDATED: Final = next(_next)  # ... updating neurons
+P_SIGNALS: Final = next(_next)  # float32[signals]: neuromodulators, then rhythms, as models see them
+P_RHYTHMS: Final = next(_next)  # int64[rhythms, Y_WORDS]
+P_RHYTHM_COUNT: Final = next(_next)
+P_COSINES: Final = next(_next)  # float32[CELLS]
+P_TIES: Final = next(_next)  # int64[ties, 2]: the address of a constant that follows a signal, and the signal
+P_TIE_COUNT: Final = next(_next)
 P_WORDS: Final = next(_next)
 
 # --- slices: a row for each part of a population that lives here ----------------------------------
@@ -69,6 +75,9 @@ S_RECORD: Final = next(_next)  # 0: no spikes are recorded, 1: all, 2: those in 
 S_MASK: Final = next(_next)  # uint8[n]
 S_PLASTIC_FIRST: Final = next(_next)  # the tables that learn from this slice's spikes
 S_PLASTIC_END: Final = next(_next)
+S_COUNTS: Final = next(_next)  # int32[n]: spikes of each neuron so far
+S_SILENT: Final = next(_next)  # neither updated nor heard
+S_TICKS: Final = next(_next)  # of the processor's clock, in the steps that are timed
 S_WORDS: Final = next(_next)
 
 # --- Poisson inputs -------------------------------------------------------------------------------
@@ -134,10 +143,12 @@ L_POST_TRACES: Final = next(_next)  # float32[post n, capacity]: Kminus just aft
 L_POST_CAPACITY: Final = next(_next)
 L_FLUSHED: Final = next(_next)  # everything was applied that could be at this step
 L_EVERY: Final = next(_next)  # steps between modulated changes of the weights, or 0
-L_MODULATOR: Final = next(_next)
+L_LEVEL: Final = next(_next)  # float32: what modulates them
 L_SCALE_EVERY: Final = next(_next)  # steps between homeostatic changes, or 0
 L_SCALE_COUNT: Final = next(_next)  # int32[post n]: spikes since the last one
 L_FULL: Final = next(_next)  # a target's history of spikes has no room left
+L_FROZEN: Final = next(_next)  # weights stay as they are
+L_TICKS: Final = next(_next)  # of the processor's clock, in the steps that are timed
 L_WORDS: Final = next(_next)
 
 PLAIN, STDP_BOUNDED, STDP_POWER, REWARD, SHORT_TERM = range(5)
@@ -162,6 +173,7 @@ F_WORDS: Final = next(_next)
 # --- neuromodulators ------------------------------------------------------------------------------
 _next = count()
 M_LEVEL: Final = next(_next)  # address of the level (float32) above the baseline
+M_BASELINE: Final = next(_next)  # bits of a float32
 M_DECAY: Final = next(_next)  # bits of the float32 factor of one step
 M_FIRST: Final = next(_next)
 M_END: Final = next(_next)
@@ -172,6 +184,13 @@ R_POPULATION: Final = next(_next)  # whose spikes release it
 R_DELAY: Final = next(_next)
 R_AMOUNT: Final = next(_next)  # bits of a float32
 R_WORDS: Final = next(_next)
+
+# --- rhythms --------------------------------------------------------------------------------------
+_next = count()
+Y_INCREMENT: Final = next(_next)  # of the phase in a step; a turn is 2^64
+Y_OFFSET: Final = next(_next)
+Y_FLOOR: Final = next(_next)  # bits of a float32
+Y_WORDS: Final = next(_next)
 
 # --- state probes ---------------------------------------------------------------------------------
 _next = count()
@@ -184,6 +203,9 @@ B_COUNT: Final = next(_next)
 B_WORDS: Final = next(_next)
 
 DECAY_CELLS: Final = 256
+
+# Which parts of a shard take how long is measured in one of this many steps.
+TIMED_EVERY: Final = 32
 
 # What `advance` answers.
 DONE: Final = 0  # the steps asked for are complete

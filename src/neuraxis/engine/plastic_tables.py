@@ -47,7 +47,7 @@ class PlasticTable:
     decays: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
     kind: int
     every: int
-    modulator: int
+    signal: str  # what modulates the weights
     scale_every: int
     row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(w.L_WORDS, np.int64))
 
@@ -74,7 +74,6 @@ class PlasticTable:
         row[w.L_ACCUMULATOR_STRIDE] = self.accumulators.stride
         row[w.L_POST_N] = self.accumulators.part.n
         row[w.L_EVERY] = self.every
-        row[w.L_MODULATOR] = self.modulator
         row[w.L_SCALE_EVERY] = self.scale_every
         self.describe_arrays()
 
@@ -162,7 +161,7 @@ def build_plastic_table(
     segments = projection.pre.n * len(delays)
     p = np.zeros(w.F_WORDS, np.float32)
     p[w.F_INVERSE_LSB] = 2.0 ** -network.exponent(projection.post, projection.receptor)
-    kind, every, modulator, scale_every = w.PLAIN, 0, 0, 0
+    kind, every, signal, scale_every = w.PLAIN, 0, "", 0
     plus = minus = facilitation = decay_table(dt_ms, 0.0)
     trace_at_first, noting = 0.0, 1
     if isinstance(pairing, STDP):
@@ -176,7 +175,7 @@ def build_plastic_table(
     elif isinstance(pairing, RewardSTDP):
         kind = w.REWARD
         every = to_steps(pairing.every_ms, dt_ms, "every_ms")
-        modulator = next(m.index for m in network.neuromodulators if m.name == pairing.modulator)
+        signal = pairing.modulator
         p[w.F_RATE_PLUS], p[w.F_RATE_MINUS] = pairing.a_plus, pairing.a_minus
         p[w.F_W_MIN], p[w.F_W_MAX] = pairing.w_min, pairing.w_max
         p[w.F_ELIGIBILITY_DECAY] = exp(-every * dt_ms / pairing.tau_eligibility_ms)
@@ -214,6 +213,6 @@ def build_plastic_table(
         decays=(plus, minus, facilitation),
         kind=kind,
         every=every,
-        modulator=modulator,
+        signal=signal,
         scale_every=scale_every,
     )

@@ -7,8 +7,7 @@ runs the shards gives it (`Outboxes`), shared between processes or not.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +15,21 @@ from numpy.typing import NDArray
 from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
 from neuraxis.engine.advance import advance, schedule_again, set_currents
-from neuraxis.engine.encoding import initial_values
-from neuraxis.engine.generated import BLOCK, POISSON_SIZES, BlockLayout, poisson_function, update_function
+from neuraxis.engine.generated import BLOCK, update_function
 from neuraxis.engine.learning import flush_tables, look_for_room_in
+from neuraxis.engine.neurons import NeuronPart, make_parts
+from neuraxis.engine.outboxes import Listener, Outboxes, longest_delay
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.plastic_tables import PlasticTable, build_plastic_table
-from neuraxis.engine.random import PURPOSE_STREAM, key_of
-from neuraxis.engine.static_tables import Accumulators, build_static_tables
+from neuraxis.engine.poisson import poisson_table
+from neuraxis.engine.static_tables import build_static_tables
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import Network, Population, Probe, Projection
+from neuraxis.network import Network, Probe, Projection
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.distributions import as_distribution
 from neuraxis.network.grid import array_to_steps, to_steps
+from neuraxis.network.rhythm import cosine_table
 
-__all__ = ["NeuronPart", "Outboxes", "Shard", "lookahead"]
-
-# More than this gains nothing, and every step of it takes room in everybody's outbox.
-LONGEST_LOOKAHEAD = 64
+__all__ = ["Shard"]
 
 RECORD_ROOM = 1 << 17
 SAMPLE_ROOM = 1 << 18
@@ -40,104 +37,6 @@ FIRST_CALENDAR_ROOM = 1 << 10
 FLUSH_EVERY = 5000
 LARGEST_HISTORY = 2**34
 FOR_EVER = 2**62
-
-
-def lookahead(network: Network) -> int:
-    """How many steps after a spike anybody can feel it, at the earliest."""
-    shortest = [network.delay_bounds_steps(projection)[0] for projection in network.projections]
-    shortest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
-    return min([*shortest, LONGEST_LOOKAHEAD])
-
-
-def longest_delay(network: Network) -> int:
-    longest = [network.delay_bounds_steps(projection)[1] for projection in network.projections]
-    longest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
-    return max(longest, default=1)
-
-
-@dataclass
-class Outboxes:
-    """Where each shard's spikes of the last steps are: addresses of the outboxes and of the words of their progress.
-
-    A slot holds the spikes of one step: int32 offsets by population, then ids. `done` words are 64 bytes apart, so that
-    no two workers write to one cache line.
-    """
-
-    outboxes: NDArray[np.int64]
-    strides: NDArray[np.int64]
-    done: NDArray[np.int64]
-    slots: int
-    keep: object = None  # what holds the memory
-
-    def slot(self, shard: int, step: int) -> NDArray[np.int32]:
-        """The slot of a shard's outbox that holds a step."""
-        stride = int(self.strides[shard])
-        address = int(self.outboxes[shard]) + (step % self.slots) * stride
-        return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))
-
-    @staticmethod
-    def slots_for(network: Network) -> int:
-        return 2 * lookahead(network) + 2
-
-    @staticmethod
-    def stride_for(network: Network, slices: tuple[Slice, ...]) -> int:
-        size = 4 * (len(network.populations) + 1 + sum(part.n for part in slices))
-        return -(-size // 64) * 64
-
-    @classmethod
-    def size_for(cls, network: Network, placement: tuple[tuple[Slice, ...], ...]) -> int:
-        """Bytes that the outboxes of all shards take together."""
-        slots = cls.slots_for(network)
-        return 64 * len(placement) + sum(slots * cls.stride_for(network, slices) for slices in placement)
-
-    @classmethod
-    def at(cls, address: int, network: Network, placement: tuple[tuple[Slice, ...], ...], keep: object) -> Outboxes:
-        """The outboxes in a piece of memory of `size_for` bytes, all zero."""
-        shards = len(placement)
-        slots = cls.slots_for(network)
-        strides = np.array([cls.stride_for(network, slices) for slices in placement], np.int64)
-        starts = address + 64 * shards + np.concatenate(([0], np.cumsum(slots * strides)[:-1]))
-        done = address + 64 * np.arange(shards, dtype=np.int64)
-        return cls(starts.astype(np.int64), strides, done, slots, keep)
-
-    @classmethod
-    def private(cls, network: Network, placement: tuple[tuple[Slice, ...], ...]) -> Outboxes:
-        """Outboxes in this process's own memory."""
-        memory = np.zeros(cls.size_for(network, placement) + 64, np.uint8)
-        address = -(-memory.ctypes.data // 64) * 64
-        return cls.at(address, network, placement, memory)
-
-
-@dataclass
-class NeuronPart:
-    """The neurons of one slice."""
-
-    part: Slice
-    population: Population
-    layout: BlockLayout
-    blocks: NDArray[np.float32]  # (blocks, rows, BLOCK)
-    constants: NDArray[np.float32]
-    accumulators: Accumulators
-
-    def row(self, row: int) -> NDArray[np.uint32]:
-        """A copy of one row of all neurons, as bits."""
-        return np.ascontiguousarray(self.blocks[:, row, :].view(np.uint32)).reshape(-1)[: self.part.n].copy()
-
-    def put_row(self, row: int, bits: NDArray[np.uint32]) -> None:
-        padded = np.zeros(self.blocks.shape[0] * BLOCK, np.uint32)
-        padded[: self.part.n] = bits
-        self.blocks[:, row, :] = padded.reshape(-1, BLOCK).view(np.float32)
-
-    def state(self, name: str) -> NDArray[np.float32] | NDArray[np.int32]:
-        """A state of all neurons of the slice."""
-        place = self.layout.states.index(name)
-        bits = self.row(place)
-        return bits.view(np.int32) if self.layout.is_integer[place] else bits.view(np.float32)
-
-    def put_state(self, name: str, values: NDArray[np.generic]) -> None:
-        place = self.layout.states.index(name)
-        kind = np.int32 if self.layout.is_integer[place] else np.float32
-        self.put_row(place, np.ascontiguousarray(values, kind).view(np.uint32))
 
 
 class Shard:
@@ -150,24 +49,33 @@ class Shard:
         me: int,
         outboxes: Outboxes,
         progress: Callable[[int], None] = lambda synapses: None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.network = network
+        self.longest_delay = longest_delay(network, listeners)
         self.placement = placement
         self.me = me
         self.slices = placement[me]
         self.outboxes = outboxes
         self.clipped = np.zeros(2, np.int64)
         self._keep: list[object] = []
+        # Spikes that the neurons of each slice are told to emit: by the description, while running, and all.
+        self._described: list[NDArray[np.uint64]] = []
+        self._injected: list[NDArray[np.uint64]] = []
+        self._inputs: list[NDArray[np.uint64]] = []
         self._calendars: list[NDArray[np.uint64]] = []
         self._due = np.zeros((0, 0), np.int64)
-        self.parts = self._make_parts()
+        self.parts = make_parts(network, self.slices)
         size = max(
             (p.accumulators.first + p.accumulators.blocks * p.accumulators.stride for p in self.parts), default=1
         )
         self.accumulators = np.zeros(size, np.int32)
         self.static = build_static_tables(network, [p.accumulators for p in self.parts], progress, self.clipped)
         self.plastic = self._make_plastic(progress)
+        self.silent: frozenset[int] = frozenset()
+        self.frozen: frozenset[int] = frozenset()
         self._make_plan()
+        self._merge_inputs()
 
     # --- to run -------------------------------------------------------------------------------------------
 
@@ -217,8 +125,8 @@ class Shard:
 
     def _make_calendar_room(self) -> None:
         """See what the calendars really hold, and double them if that leaves too little."""
-        slot = (self.step + 1 - self.lookahead) % self.slots
-        coming = int(self._history_offsets[slot, -1]) + 1
+        workers = np.arange(len(self.lags))
+        coming = int(self._history_offsets[(self.step + 1 - self.lags) % self.slots, workers, -1].sum()) + 1
         most = int(self._due.max(initial=0))
         room = self._calendars[0].shape[1]
         while most + coming > room // 2:
@@ -228,7 +136,7 @@ class Shard:
     def schedule_again(self, now: int) -> None:
         """Set the calendars by the history alone, for the steps after `now`."""
         self._due[:] = 0
-        needed = int(self._history_offsets[:, -1].sum()) + 2
+        needed = int(self._history_offsets[:, :, -1].sum()) + 2
         if self._calendars:
             self._make_calendars(max(needed, self._calendars[0].shape[1]))
         schedule_again(self.plan, self.table_rows, now)
@@ -313,38 +221,6 @@ class Shard:
 
     # --- to build -------------------------------------------------------------------------------------------------
 
-    def _make_parts(self) -> list[NeuronPart]:
-        network, parts, first = self.network, [], 0
-        driven = {one.population.index for one in network.poisson_inputs}
-        own_current = {
-            one.population.index for one in network.current_inputs if isinstance(one.amplitude_pa, np.ndarray)
-        }
-        for part in self.slices:
-            population = network.populations[part.population]
-            model = population.model
-            layout = BlockLayout.of(model, poisson=part.population in driven, current=part.population in own_current)
-            accumulators = Accumulators(part, first, model.receptors)
-            first += accumulators.blocks * accumulators.stride
-            values = model.values(network.dt_ms)
-            constants = np.zeros(256, np.float32)
-            for r, receptor in enumerate(model.receptors):
-                constants[r] = 2.0 ** network.exponent(population, receptor)
-            for place, value in enumerate(values.values(), start=len(model.receptors)):
-                (constants.view(np.int32) if isinstance(value, int) else constants)[place] = value
-            blocks = np.zeros((accumulators.blocks, max(1, layout.rows), BLOCK), np.float32)
-            made = NeuronPart(part, population, layout, blocks, constants, accumulators)
-            for place, (name, default) in enumerate(model.states.items()):
-                distribution = population.initial.get(name, as_distribution(default, name))
-                drawn = initial_values(distribution, network.seed, population.index, place, part.first, part.last)
-                made.put_state(name, np.rint(drawn) if layout.is_integer[place] else drawn)
-            if layout.stream is not None:
-                streams = np.empty((2, part.n), np.uint32)
-                _seed_streams(np.uint64(network.seed), population.index, part.first, streams)
-                made.put_row(layout.stream, streams[0])
-                made.put_row(layout.stream + 1, streams[1])
-            parts.append(made)
-        return parts
-
     def _make_plastic(self, progress: Callable[[int], None]) -> list[PlasticTable]:
         made = []
         for part in self.parts:
@@ -355,23 +231,24 @@ class Shard:
         return made
 
     def _make_plan(self) -> None:
-        network, dt_ms = self.network, self.network.dt_ms
+        network = self.network
         populations = len(network.populations)
         neurons = network.neuron_count
-        slots = 1 << int(longest_delay(network) + 1).bit_length()
+        slots = 1 << int(self.longest_delay + 1).bit_length()
         self.slots = slots
         if slots * neurons * 4 > LARGEST_HISTORY:
             longest = max(network.projections, key=lambda p: network.delay_bounds_steps(p)[1])
             raise InvalidArgument(
-                f"projection {longest.name!r}: delays of up to {longest_delay(network):,} steps in a network of "
+                f"projection {longest.name!r}: delays of up to {self.longest_delay:,} steps in a network of "
                 f"{neurons:,} neurons need {slots * neurons * 4 / 2**30:,.0f} GiB for spikes under way; shorten them"
             )
-        self.lookahead = lookahead(network)
+        self.lags = np.ascontiguousarray(self.outboxes.lags[self.me])
         self._first_ids = np.array([p.first_id for p in network.populations] + [neurons], np.int64)
-        self._history_offsets = np.zeros((slots, populations + 1), np.int32)
-        self._history_ids = np.zeros((slots, neurons), np.int32)
         workers = len(self.placement)
-        self._lags = np.full(workers, min(self.lookahead, self.outboxes.slots - self.lookahead), np.int64)
+        held = [sum(part.n for part in slices) for slices in self.placement]
+        self._history_offsets = np.zeros((slots, workers, populations + 1), np.int32)
+        self._history_ids = np.zeros((slots, neurons), np.int32)
+        self._history_first = np.concatenate(([0], np.cumsum(held)[:-1])).astype(np.int64)
         self._flags = np.zeros(BLOCK + 8, np.uint8)
         self._spikes = np.zeros(populations, np.int64)
 
@@ -401,20 +278,7 @@ class Shard:
         for row, table in zip(self.plastic_rows, self.plastic, strict=True):
             table.describe(row, self.accumulators)
 
-        self._levels = np.zeros(max(1, len(network.neuromodulators)), np.float32)
-        self.modulator_rows = np.zeros((len(network.neuromodulators), w.M_WORDS), np.int64)
-        releases: list[list[int]] = []
-        for row, modulator in zip(self.modulator_rows, network.neuromodulators, strict=True):
-            row[w.M_LEVEL] = self._levels.ctypes.data + 4 * modulator.index
-            row[w.M_DECAY] = _bits(exp(-dt_ms / modulator.tau_ms))
-            row[w.M_FIRST] = len(releases)
-            for one in network.modulations:
-                if one.modulator.name == modulator.name:
-                    delay = to_steps(one.delay_ms, dt_ms, "delay_ms")
-                    releases.append([one.population.index, delay, _bits(one.amount)])
-            row[w.M_END] = len(releases)
-        self.release_rows = np.array(releases, np.int64).reshape(-1, w.R_WORDS)
-
+        self._describe_signals()
         sampled = self._describe_probes()
         self._record = np.zeros(RECORD_ROOM + recorded if recorded else 0, np.uint64)
         self._samples = np.zeros(SAMPLE_ROOM + sampled if sampled else 0, np.uint32)
@@ -422,11 +286,11 @@ class Shard:
         plan = self.plan = np.zeros(w.P_WORDS, np.int64)
         plan[w.P_WORKERS] = workers
         plan[w.P_ME] = self.me
-        plan[w.P_LOOKAHEAD] = self.lookahead
         plan[w.P_SLOTS] = slots
         plan[w.P_POPULATIONS] = populations
         plan[w.P_NEURONS] = neurons
         plan[w.P_OUTBOX_SLOTS] = self.outboxes.slots
+        plan[w.P_RHYTHM_COUNT], plan[w.P_TIE_COUNT] = len(network.rhythms), len(self._ties)
         plan[w.P_RECORD_ROOM], plan[w.P_LARGEST_STEP_RECORD] = len(self._record), recorded
         plan[w.P_SAMPLE_ROOM], plan[w.P_LARGEST_STEP_SAMPLE] = len(self._samples), sampled
         for column, array in (
@@ -436,13 +300,56 @@ class Shard:
             (w.P_OUTBOXES, self.outboxes.outboxes),
             (w.P_OUTBOX_STRIDES, self.outboxes.strides),
             (w.P_DONE, self.outboxes.done),
-            (w.P_LAGS, self._lags),
+            (w.P_LAGS, self.lags),
+            (w.P_HISTORY_FIRST, self._history_first),
+            (w.P_SIGNALS, self._signals),
+            (w.P_RHYTHMS, self._rhythm_rows),
+            (w.P_COSINES, cosine_table()),
+            (w.P_TIES, self._ties),
             (w.P_FLAGS, self._flags),
             (w.P_RECORD, self._record),
             (w.P_SAMPLES, self._samples),
             (w.P_SPIKES, self._spikes),
         ):
             plan[column] = array.ctypes.data
+
+    def _describe_signals(self) -> None:
+        """Neuromodulators and rhythms, and who follows them."""
+        network, dt_ms = self.network, self.network.dt_ms
+        modulators = len(network.neuromodulators)
+        self._levels = np.zeros(max(1, modulators), np.float32)
+        self._signals = np.zeros(max(1, modulators + len(network.rhythms)), np.float32)
+        self.modulator_rows = np.zeros((modulators, w.M_WORDS), np.int64)
+        releases: list[list[int]] = []
+        for row, modulator in zip(self.modulator_rows, network.neuromodulators, strict=True):
+            row[w.M_LEVEL] = self._levels.ctypes.data + 4 * modulator.index
+            row[w.M_DECAY] = _bits(exp(-dt_ms / modulator.tau_ms))
+            row[w.M_BASELINE] = _bits(modulator.baseline)
+            row[w.M_FIRST] = len(releases)
+            for one in network.modulations:
+                if one.modulator.name == modulator.name:
+                    delay = to_steps(one.delay_ms, dt_ms, "delay_ms")
+                    releases.append([one.population.index, delay, _bits(one.amount)])
+            row[w.M_END] = len(releases)
+        self.release_rows = np.array(releases, np.int64).reshape(-1, w.R_WORDS)
+        rhythms = [[one.increment(dt_ms), one.offset, _bits(one.floor)] for one in network.rhythms]
+        self._rhythm_rows = np.array(rhythms, np.uint64).reshape(-1, w.Y_WORDS).view(np.int64)
+        places = {one.name: one.index for one in network.neuromodulators}
+        places |= {one.name: modulators + one.index for one in network.rhythms}
+        self._ties = np.array(
+            [
+                [part.constants.ctypes.data + 4 * word, places[signal]]
+                for part in self.parts
+                for word, signal in part.signal_places().items()
+            ],
+            np.int64,
+        ).reshape(-1, 2)
+        for table in self.plastic:
+            # Learning follows a neuromodulator's level above its baseline, and a rhythm's value.
+            if table.signal in places:
+                place = places[table.signal]
+                levels = self._levels if place < modulators else self._signals
+                table.row[w.L_LEVEL] = levels.ctypes.data + 4 * place
 
     def _describe_part(
         self, row: NDArray[np.int64], part: NeuronPart, poissons: list[list[int]], pulses: list[list[int]]
@@ -462,6 +369,7 @@ class Shard:
         row[w.S_POPULATION] = population.index
         row[w.S_CONSTANTS] = part.constants.ctypes.data
         row[w.S_STREAM_BYTES] = (layout.stream or 0) * BLOCK * 4
+        row[w.S_COUNTS] = part.spike_counts.ctypes.data
         row[w.S_CURRENT_ROW] = -1 if layout.current is None else layout.current * BLOCK * 4
 
         row[w.S_POISSON_FIRST] = len(poissons)
@@ -469,11 +377,13 @@ class Shard:
             if given.population.index == population.index:
                 lsb = 2.0 ** network.exponent(population, given.receptor)
                 rate = given.rate_hz[first:last] if isinstance(given.rate_hz, np.ndarray) else given.rate_hz
-                function, table = self._poisson_table(np.asarray(rate) * dt_ms * 1e-3, part.part.n)
+                function, table = poisson_table(np.asarray(rate) * dt_ms * 1e-3, part.part.n)
+                self._keep += [function, table]
                 start, stop = _interval(given.start_ms, given.stop_ms, dt_ms)
                 receptor = model.receptors.index(given.receptor) * BLOCK * 4
                 weight = int(np.rint(given.weight / lsb))
-                poissons.append([function, table.ctypes.data, weight, receptor, start, stop])
+                address = 0 if function is None else int(function.address)
+                poissons.append([address, table.ctypes.data, weight, receptor, start, stop])
         row[w.S_POISSON_END] = len(poissons)
 
         row[w.S_PULSE_FIRST] = len(pulses)
@@ -492,11 +402,11 @@ class Shard:
         for spikes in network.spike_inputs:
             if spikes.population.index == population.index:
                 here = (spikes.ids >= first) & (spikes.ids < last)
-                steps = array_to_steps(spikes.times_ms[here], dt_ms, "times_ms").astype(np.uint64)
-                given_spikes.append(steps << np.uint64(32) | (spikes.ids[here] - first).astype(np.uint64))
-        inputs = np.unique(np.concatenate(given_spikes))
-        self._keep.append(inputs)
-        row[w.S_INPUT], row[w.S_INPUT_COUNT] = inputs.ctypes.data, len(inputs)
+                steps = array_to_steps(spikes.times_ms[here], dt_ms, "times_ms")
+                given_spikes.append(_packed(steps, spikes.ids[here] - first))
+        self._described.append(np.unique(np.concatenate(given_spikes)))
+        self._injected.append(np.zeros(0, np.uint64))
+        self._inputs.append(np.zeros(0, np.uint64))
 
         mask = np.zeros(part.part.n, np.uint8)
         for probe in network.probes:
@@ -514,26 +424,6 @@ class Shard:
         if tied:
             row[w.S_PLASTIC_FIRST], row[w.S_PLASTIC_END] = tied[0], tied[-1] + 1
         return recorded
-
-    def _poisson_table(self, mean: NDArray[np.float64], n: int) -> tuple[int, NDArray[np.generic]]:
-        """(the address of the function, or 0, and its table) for Poisson numbers with this mean in a step."""
-        table: NDArray[np.generic]
-        if mean.ndim == 0:
-            thresholds = poisson_thresholds(float(mean))
-            if thresholds is not None:
-                # How many thresholds settle all but one in ten thousand draws, rounded up to have few kernels.
-                usual = 2 + int(np.count_nonzero(thresholds < 2**31 - 2**32 * 1e-4))
-                function = poisson_function(min(usual + usual % 2, len(thresholds)), len(thresholds))
-                self._keep += [function, thresholds]
-                return int(function.address), thresholds
-            mean = np.full(n, float(mean))
-        pairs = np.zeros((-(-n // BLOCK) * BLOCK, 2))
-        decays = {float(m): exp(-float(m)) for m in np.unique(mean)}
-        pairs[:n, 0] = [decays[float(m)] for m in mean]
-        pairs[:n, 1] = mean
-        table = pairs
-        self._keep.append(table)
-        return 0, table
 
     def _describe_probes(self) -> int:
         """Rows for the probes of states; how many samples one step can write."""
@@ -575,30 +465,60 @@ class Shard:
     def resume(self, step: int) -> None:
         """Go on after `step`: everything that is a function of the step is set to it."""
         self.plan[w.P_STEP] = step
+        self._merge_inputs()
         for row in self.slice_rows:
-            count = int(row[w.S_INPUT_COUNT])
-            inputs = np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(int(row[w.S_INPUT])))
-            row[w.S_INPUT_POSITION] = np.searchsorted(inputs, np.uint64((step + 1) << 32))
             _set_currents(row, self.pulse_rows, step + 1)
 
+    # --- to act on while running ------------------------------------------------------------------------------
 
-def poisson_thresholds(mean: float) -> NDArray[np.int32] | None:
-    """A 32-bit draw exceeds as many of these as the Poisson number is; None if that would take too many."""
-    if mean > 30:
-        return None
-    probability = exp(-mean)
-    reached = probability
-    thresholds: list[int] = []
-    while reached * 2.0**32 <= 2.0**32 - 1 and len(thresholds) <= POISSON_SIZES[-1]:
-        thresholds.append(int(np.ceil(reached * 2.0**32)) - 2**31 - 1)
-        probability *= mean / len(thresholds)
-        reached += probability
-        if probability < 1e-12 and reached > 0.5:
-            break
-    size = next((size for size in POISSON_SIZES if size >= len(thresholds)), None)
-    if size is None:
-        return None
-    return np.array(thresholds + [2**31 - 1] * (size - len(thresholds)), np.int32)
+    def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        """Let neurons (ids in the network) emit spikes in steps to come; those of other shards are left to them."""
+        for i, part in enumerate(self.parts):
+            first = part.population.first_id + part.part.first
+            here = (ids >= first) & (ids < first + part.part.n)
+            if here.any():
+                self._injected[i] = np.union1d(self._injected[i], _packed(steps[here], ids[here] - first))
+        self._merge_inputs()
+
+    def pending_spikes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(steps, ids in the network) of the injected spikes that are still to come."""
+        steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for part, injected in zip(self.parts, self._injected, strict=True):
+            left = injected[injected >= np.uint64((self.step + 1) << 32)]
+            steps.append((left >> np.uint64(32)).astype(np.int64))
+            local = (left & np.uint64(0xFFFFFFFF)).astype(np.int64)
+            ids.append(local + part.population.first_id + part.part.first)
+        return np.concatenate(steps), np.concatenate(ids)
+
+    def forget_injected(self) -> None:
+        self._injected = [np.zeros(0, np.uint64) for _ in self.parts]
+
+    def _merge_inputs(self) -> None:
+        """Set what each slice is told to emit from the next step on."""
+        next_step = np.uint64((self.step + 1) << 32)
+        for i, row in enumerate(self.slice_rows):
+            self._injected[i] = self._injected[i][self._injected[i] >= next_step]
+            described = self._described[i][np.searchsorted(self._described[i], next_step) :]
+            self._inputs[i] = np.union1d(described, self._injected[i])
+            row[w.S_INPUT], row[w.S_INPUT_COUNT] = self._inputs[i].ctypes.data, len(self._inputs[i])
+            row[w.S_INPUT_POSITION] = 0
+
+    def silence(self, populations: Iterable[int]) -> None:
+        """Have exactly these populations neither updated nor heard from the next step on."""
+        silent = set(populations)
+        for row, part in zip(self.slice_rows, self.parts, strict=True):
+            if row[w.S_SILENT] and part.part.population not in silent:
+                size = part.accumulators.blocks * part.accumulators.stride
+                self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
+            row[w.S_SILENT] = part.part.population in silent
+        self.silent = frozenset(silent)
+
+    def freeze(self, projections: Iterable[int]) -> None:
+        """Have exactly these projections keep their weights as they are from the next step on."""
+        self.frozen = frozenset(projections)
+        self.flush()
+        for table in self.plastic:
+            table.row[w.L_FROZEN] = table.projection.index in self.frozen
 
 
 def _interval(start_ms: float, stop_ms: float | None, dt_ms: float) -> tuple[int, int]:
@@ -606,17 +526,12 @@ def _interval(start_ms: float, stop_ms: float | None, dt_ms: float) -> tuple[int
     return start, FOR_EVER if stop_ms is None else to_steps(stop_ms, dt_ms, "stop_ms")
 
 
+def _packed(steps: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return steps.astype(np.uint64) << np.uint64(32) | places.astype(np.uint64)
+
+
 def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
-
-
-@compiled
-def _seed_streams(seed: np.uint64, population: int, first: int, streams: NDArray[np.uint32]) -> None:
-    """The first states of the random streams of a population's neurons from `first` on; never zero."""
-    for i in range(streams.shape[1]):
-        key = key_of(seed, PURPOSE_STREAM, population, first + i)
-        streams[0, i] = np.uint32(key & np.uint64(0xFFFFFFFF)) | np.uint32(1)
-        streams[1, i] = np.uint32(key >> np.uint64(32))
 
 
 @compiled

@@ -11,7 +11,7 @@ Static synapses are not part of the state: they are drawn again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
+from neuraxis.engine.neurons import NeuronPart
 from neuraxis.engine.plastic_tables import PlasticTable
 from neuraxis.engine.random import GOLDEN, mix
-from neuraxis.engine.shard import NeuronPart, Shard, longest_delay
+from neuraxis.engine.shard import Shard
 
-__all__ = ["STREAM", "Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
+__all__ = ["COUNTS", "STREAM", "Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
 
 Array = NDArray[np.generic]
 STREAM = "random stream"
+COUNTS = "spikes so far"
 
 
 @dataclass
@@ -52,7 +54,10 @@ class ShardState:
     spike_counts: NDArray[np.int64]
     events: int
     spike_hash: int
-    extra: dict[str, Array] = field(default_factory=dict)
+    pending_steps: NDArray[np.int64]  # injected spikes that are still to come
+    pending_ids: NDArray[np.int64]
+    silent: NDArray[np.int64]  # populations
+    frozen: NDArray[np.int64]  # projections
 
 
 class Saved(Protocol):
@@ -65,6 +70,10 @@ class Saved(Protocol):
     spike_counts: NDArray[np.int64]  # of all shards together
     events: int
     spike_hash: int
+    pending_steps: NDArray[np.int64]  # of all shards together
+    pending_ids: NDArray[np.int64]
+    silent: NDArray[np.int64]
+    frozen: NDArray[np.int64]
 
     def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
         """The arrays of some neurons, one value (or row) for each."""
@@ -80,6 +89,7 @@ def export_state(shard: Shard) -> ShardState:
     """The shard's state, complete and independent of it."""
     shard.flush()
     steps, ids = _spikes_under_way(shard)
+    pending_steps, pending_ids = shard.pending_spikes()
     return ShardState(
         step=shard.step,
         populations={part.part.population: _export_part(part) for part in shard.parts},
@@ -91,6 +101,10 @@ def export_state(shard: Shard) -> ShardState:
         spike_counts=shard.spike_counts.copy(),
         events=shard.events,
         spike_hash=shard.spike_hash,
+        pending_steps=pending_steps,
+        pending_ids=pending_ids,
+        silent=np.array(sorted(shard.silent), np.int64),
+        frozen=np.array(sorted(shard.frozen), np.int64),
     )
 
 
@@ -103,6 +117,7 @@ def install_state(shard: Shard, saved: Saved) -> None:
         if part.layout.stream is not None:
             part.put_row(part.layout.stream, np.ascontiguousarray(given[STREAM][:, 0]))
             part.put_row(part.layout.stream + 1, np.ascontiguousarray(given[STREAM][:, 1]))
+        part.spike_counts[:] = given[COUNTS]
     for table in shard.plastic:
         _install_table(table, saved)
     shard.look_for_room()
@@ -117,7 +132,11 @@ def install_state(shard: Shard, saved: Saved) -> None:
     shard.plan[w.P_SAMPLED] = 0
     _put_spikes_under_way(shard, saved)
     shard.schedule_again(saved.step)
+    shard.forget_injected()
     shard.resume(saved.step)
+    shard.inject(saved.pending_steps, saved.pending_ids)
+    shard.silence(int(population) for population in saved.silent)
+    shard.freeze(int(projection) for projection in saved.frozen)
 
 
 def state_hash(shard: Shard) -> int:
@@ -129,6 +148,7 @@ def state_hash(shard: Shard) -> int:
     total = 0
     for part in shard.parts:
         piece = _export_part(part)
+        del piece.arrays[COUNTS]  # the hash of the spikes has them
         ids = (part.population.first_id + np.arange(piece.first, piece.last)).astype(np.uint64)
         for place, name in enumerate(sorted(piece.arrays)):
             values = np.ascontiguousarray(piece.arrays[name]).view(np.uint32).reshape(len(ids), -1)
@@ -174,6 +194,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _export_part(part: NeuronPart) -> Piece:
     arrays: dict[str, Array] = {name: part.state(name) for name in part.layout.states}
+    arrays[COUNTS] = part.spike_counts.copy()
     if part.layout.stream is not None:
         arrays[STREAM] = np.stack([part.row(part.layout.stream), part.row(part.layout.stream + 1)], axis=1)
     return Piece(part.part.first, part.part.last, arrays)
@@ -234,41 +255,40 @@ def _install_table(table: PlasticTable, saved: Saved) -> None:
 
 def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(steps, ids) of the spikes of this shard's neurons that somebody may still feel."""
-    now, populations = shard.step, len(shard.network.populations)
-    own = np.zeros(shard.network.neuron_count, bool)
-    for part in shard.parts:
-        first = part.population.first_id
-        own[first + part.part.first : first + part.part.last] = True
+    now, me, populations = shard.step, shard.me, len(shard.network.populations)
     steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for s in range(max(1, now - longest_delay(shard.network) + 1), now + 1):
-        if s <= now - shard.lookahead:
-            slot = s % shard.slots
-            found = shard._history_ids[slot, : shard._history_offsets[slot, populations]].astype(np.int64)
-            found = found[own[found]]
+    for s in range(max(1, now - shard.longest_delay + 1), now + 1):
+        if s <= now - shard.lags[me]:
+            slot, first = s % shard.slots, shard._history_first[me]
+            found = shard._history_ids[slot, first : first + shard._history_offsets[slot, me, populations]]
         else:
-            box = shard.outboxes.slot(shard.me, s)
-            found = box[populations + 1 : populations + 1 + int(box[populations])].astype(np.int64)
-        ids.append(found)
+            box = shard.outboxes.slot(me, s)
+            found = box[populations + 1 : populations + 1 + int(box[populations])]
+        ids.append(found.astype(np.int64))
         steps.append(np.full(len(found), s))
     return np.concatenate(steps), np.concatenate(ids)
 
 
 def _put_spikes_under_way(shard: Shard, saved: Saved) -> None:
-    now, populations = saved.step, len(shard.network.populations)
+    now, me, populations = saved.step, shard.me, len(shard.network.populations)
     shard._history_offsets[:] = 0
-    first_ids = shard._first_ids
-    own = np.zeros(shard.network.neuron_count, bool)
-    for part in shard.parts:
-        first = part.population.first_id
-        own[first + part.part.first : first + part.part.last] = True
-    for s in range(max(1, now - longest_delay(shard.network) + 1), now + 1):
+    holder = np.empty(shard.network.neuron_count, np.int64)  # the shard of each neuron
+    for worker, slices in enumerate(shard.placement):
+        for part in slices:
+            first = shard.network.populations[part.population].first_id
+            holder[first + part.first : first + part.last] = worker
+    # The others read this shard's spikes from its outbox, each as far back as its own lag.
+    oldest_read = now - int(shard.outboxes.lags[:, me].max())
+    for s in range(max(1, now - shard.longest_delay + 1), now + 1):
         ids = np.sort(saved.spike_ids[saved.spike_steps == s])
-        if s <= now - shard.lookahead:
-            slot = s % shard.slots
-            shard._history_ids[slot, : len(ids)] = ids
-            shard._history_offsets[slot] = np.searchsorted(ids, first_ids)
-        else:
-            mine = ids[own[ids]]
-            box = shard.outboxes.slot(shard.me, s)
-            box[: populations + 1] = np.searchsorted(mine, first_ids)
-            box[populations + 1 : populations + 1 + len(mine)] = mine
+        for worker in range(len(shard.placement)):
+            theirs = ids[holder[ids] == worker]
+            offsets = np.searchsorted(theirs, shard._first_ids)
+            if s <= now - shard.lags[worker]:
+                slot, first = s % shard.slots, shard._history_first[worker]
+                shard._history_ids[slot, first : first + len(theirs)] = theirs
+                shard._history_offsets[slot, worker] = offsets
+            if worker == me and s > oldest_read:
+                box = shard.outboxes.slot(me, s)
+                box[: populations + 1] = offsets
+                box[populations + 1 : populations + 1 + len(theirs)] = theirs

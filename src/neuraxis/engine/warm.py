@@ -6,8 +6,9 @@ from functools import cache
 
 from neuraxis.compiled import after_the_first, digest_of_sources
 from neuraxis.engine.generated import cache_folder
+from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import place
-from neuraxis.engine.shard import Outboxes, Shard
+from neuraxis.engine.shard import Shard
 from neuraxis.network import STDP, AllToAll, Network, Normal
 from neuraxis.network.models import lif_delta
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from neuraxis.engine.state import STREAM, ShardState
+from neuraxis.engine.state import COUNTS, STREAM, ShardState
 from neuraxis.errors import CheckpointError
 from neuraxis.network import Network, RewardSTDP
 
@@ -33,7 +33,7 @@ __all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", 
 
 MANIFEST = "manifest.json"
 # Raised, too, when a change of the engine draws other synapses from a seed: they are not saved but drawn again.
-FORMAT = 1
+FORMAT = 2
 
 _STATE = re.compile(r"state-\d+-[0-9a-f]{8}")
 _SHARD = re.compile(r"shard-\d+\.safetensors")
@@ -48,6 +48,10 @@ def write_shard(folder: Path, state: ShardState, shard: int) -> str:
         "spike_ids": state.spike_ids,
         "levels": state.levels,
         "spike_counts": state.spike_counts,
+        "pending_steps": state.pending_steps,
+        "pending_ids": state.pending_ids,
+        "silent": state.silent,
+        "frozen": state.frozen,
     }
     for kind, pieces in (("population", state.populations), ("projection", state.projections)):
         for index, piece in pieces.items():
@@ -98,7 +102,12 @@ class SavedState:
         self.spike_steps = np.concatenate([file.get_tensor("spike_steps") for file in self._files])
         self.spike_ids = np.concatenate([file.get_tensor("spike_ids") for file in self._files])
         self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
+        self.pending_steps = np.concatenate([file.get_tensor("pending_steps") for file in self._files])
+        self.pending_ids = np.concatenate([file.get_tensor("pending_ids") for file in self._files])
+        # What all shards hold alike.
         self.levels = self._files[0].get_tensor("levels")
+        self.silent = self._files[0].get_tensor("silent")
+        self.frozen = self._files[0].get_tensor("frozen")
 
     def _find_pieces(self) -> None:
         for file in self._files:
@@ -129,8 +138,11 @@ class SavedState:
         self._require(self.spike_steps.shape == self.spike_ids.shape, "spikes under way")
         within = (self.spike_ids >= 0) & (self.spike_ids < network.neuron_count)
         self._require(bool(within.all()), "ids of spikes under way")
+        self._require(self.pending_steps.shape == self.pending_ids.shape, "injected spikes")
+        within = (self.pending_ids >= 0) & (self.pending_ids < network.neuron_count)
+        self._require(bool(within.all()), "ids of injected spikes")
         for population in network.populations:
-            names = set(population.model.states)
+            names = {*population.model.states, COUNTS}
             if population.index in driven or population.model.takes_uniform:
                 names.add(STREAM)
             if names:
@@ -360,6 +372,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         constants = sorted(model.values(network.dt_ms).items())
         _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
         _digest(digest, sorted(model.globals_used.items()), list(model.states.items()), model.receptors)
+        _digest(digest, list(model.signals.items()))
     for p in network.projections:
         _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
     for poisson in network.poisson_inputs:
@@ -371,7 +384,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         _digest(digest, current.population.name, current.amplitude_pa, current.start_ms, current.stop_ms)
     for modulation in network.modulations:
         _digest(digest, modulation.population.name, modulation.modulator, modulation.amount, modulation.delay_ms)
-    _digest(digest, *network.neuromodulators)
+    _digest(digest, *network.neuromodulators, *network.rhythms)
     return {
         "seed": network.seed,
         "dt_ms": network.dt_ms,

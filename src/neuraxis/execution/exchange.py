@@ -1,4 +1,4 @@
-"""Carry spikes between shards that share no memory, by an all-gather for each window of `lookahead` steps."""
+"""Carry spikes between shards that share no memory, by an all-gather for each window of steps: the shortest delay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Exchange:
 
     def begin_at(self, step: int) -> None:
         """After a state was restored: exchange the spikes of the window before it."""
-        self._carry(max(0, step - self._shard.lookahead))
+        self._carry(max(0, step - int(self._shard.lags.min())))
 
     def _carry(self, after: int) -> None:
         now, me = self._shard.step, self._shard.me

@@ -99,6 +99,21 @@ class Executor(Protocol):
 
     def set_level(self, modulator: int, level: float) -> None: ...
 
+    def read_counts(self, population: int) -> NDArray[np.int64]:
+        """The spikes of each neuron of a population since step 0."""
+
+    def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
+        """Set a state of all neurons of a population."""
+
+    def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        """Let neurons (ids in the network) emit spikes in steps to come."""
+
+    def silence(self, populations: list[int]) -> None:
+        """Have exactly these populations neither updated nor heard from now on."""
+
+    def freeze(self, projections: list[int]) -> None:
+        """Have exactly these projections keep their weights from now on."""
+
     def save(self, folder: Path) -> list[str]:
         """Write the complete state to files in `folder`; their names."""
 

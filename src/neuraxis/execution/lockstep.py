@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from neuraxis.comm import Communicator
+from neuraxis.engine.outboxes import Outboxes, lags_between
 from neuraxis.engine.placement import place
-from neuraxis.engine.shard import Outboxes
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.execution.exchange import Exchange
@@ -46,7 +46,9 @@ class LockstepExecutor(ShardsTogether):
         warm_up()
         placement = place(network, self.workers)
         me = self._communicator.rank
-        self._runner = ShardRunner(network, placement, me, Outboxes.private(network, placement), progress, (0, 0))
+        lags = lags_between(network, placement)
+        lags[:] = lags.min()  # all ranks meet at the same steps
+        self._runner = ShardRunner(network, placement, me, Outboxes.private(network, placement, lags), progress, (0, 0))
         self._exchange = Exchange(self._runner.shard, self._communicator)
         return merge_reports(self._gather(self._runner.report()))
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from neuraxis.comm.region import SharedRegion
+from neuraxis.engine.outboxes import Outboxes, lags_between
 from neuraxis.engine.placement import Slice, place
-from neuraxis.engine.shard import Outboxes
 from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.together import ShardsTogether, merge_reports
@@ -47,8 +47,9 @@ class ParallelExecutor(ShardsTogether):
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         self._network = network
         self._placement = place(network, self.workers)
-        self._region = SharedRegion.create(Outboxes.size_for(network, self._placement))
-        self._outboxes = Outboxes.at(self._region.address, network, self._placement, None)
+        lags = lags_between(network, self._placement)
+        self._region = SharedRegion.create(Outboxes.size_for(network, self._placement, lags))
+        self._outboxes = Outboxes.at(self._region.address, network, self._placement, lags)
         try:
             self._team = Team(serve, self.workers, grace_s=1.0)
             self._team.broadcast((network, self._placement, self._region.name, _patience(self.workers)))

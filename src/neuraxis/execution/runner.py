@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine import plan
+from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.shard import Outboxes, Shard
+from neuraxis.engine.shard import Shard
 from neuraxis.engine.state import export_state, install_state, state_hash
 from neuraxis.execution.checkpoint import SavedState, write_shard
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples
@@ -110,6 +111,27 @@ class ShardRunner:
 
     def set_level(self, modulator: int, level: float) -> None:
         self.shard.set_level(modulator, level)
+
+    def read_counts(self, population: int) -> NDArray[np.int64] | None:
+        for part in self.shard.parts:
+            if part.part.population == population:
+                return part.spike_counts.astype(np.int64)
+        return None
+
+    def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
+        """Set a state; `values` has one for each neuron of the population."""
+        for part in self.shard.parts:
+            if part.part.population == population:
+                part.put_state(name, values[part.part.first : part.part.last])
+
+    def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        self.shard.inject(steps, ids)
+
+    def silence(self, populations: list[int]) -> None:
+        self.shard.silence(populations)
+
+    def freeze(self, projections: list[int]) -> None:
+        self.shard.freeze(projections)
 
     def save(self, folder: str | Path) -> str:
         return write_shard(Path(folder), export_state(self.shard), self.shard.me)

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import place
-from neuraxis.engine.shard import Outboxes
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution.executor import BuildReport, Counters, Recorded
@@ -69,6 +69,23 @@ class SequentialExecutor:
 
     def set_level(self, modulator: int, level: float) -> None:
         self._started.set_level(modulator, level)
+
+    def read_counts(self, population: int) -> NDArray[np.int64]:
+        counts = self._started.read_counts(population)
+        assert counts is not None
+        return counts
+
+    def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
+        self._started.write_state(population, name, values)
+
+    def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        self._started.inject(steps, ids)
+
+    def silence(self, populations: list[int]) -> None:
+        self._started.silence(populations)
+
+    def freeze(self, projections: list[int]) -> None:
+        self._started.freeze(projections)
 
     def save(self, folder: Path) -> list[str]:
         return [self._started.save(folder)]

@@ -29,7 +29,8 @@ from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
 from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
-from neuraxis.network.grid import to_steps
+from neuraxis.network.grid import array_to_steps, to_steps
+from neuraxis.network.inputs import SpikeInput
 from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["Simulation"]
@@ -110,10 +111,16 @@ class Simulation:
 
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""
+        executor = self._open()
+        before = self._counted(executor)
+        seconds = self.advance(steps)
+        return self._summary(before, self._counted(executor), seconds)
+
+    def advance(self, steps: int) -> float:
+        """Run for a number of steps without a summary, which costs more than a few steps do; the seconds it took."""
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
             raise InvalidArgument(f"steps={steps!r}: a number of steps, 0 or more, is expected")
         executor = self._open()
-        before = self._counted(executor)
         begun_at, until = self._step, self._step + int(steps)
         if until > LARGEST_STEP:
             raise InvalidArgument(
@@ -139,8 +146,46 @@ class Simulation:
                     piece *= 2
                 elif took > 2 * _PIECE_S and piece > 1:
                     piece //= 2
-        after = self._counted(executor)
-        return self._summary(before, after, seconds)
+        return seconds
+
+    # --- to act on --------------------------------------------------------------------------------------------
+
+    def inject(self, population: Population | str, times_ms: Any, ids: Any) -> None:
+        """Let neuron `ids[i]` of a population emit a spike at `times_ms[i]`, which must be after now."""
+        known = self._population(population)
+        given = SpikeInput(known, times_ms, ids)
+        steps = array_to_steps(given.times_ms, self.network.dt_ms, "times_ms")
+        if steps.size and int(steps.min()) <= self._step:
+            raise InvalidArgument(f"times_ms: {given.times_ms.min():g} ms is not after now ({self.time_ms:g} ms)")
+        if steps.size and int(steps.max()) > LARGEST_STEP:
+            raise InvalidArgument(f"times_ms: {given.times_ms.max():g} ms is beyond the last step ({LARGEST_STEP:,})")
+        self._open_and_guarded("inject", steps, given.ids + known.first_id)
+
+    def set_state(self, population: Population | str, name: str, values: Any) -> None:
+        """Set a state of all neurons of a population: one number for all, or one for each."""
+        known = self._population_with(population, name)
+        whole = isinstance(known.model.states[name], int)
+        array = np.asarray(values)
+        if array.dtype.kind not in "iuf" or (whole and array.dtype.kind == "f"):
+            raise InvalidType(f"values: {'whole numbers' if whole else 'numbers'} are expected, not {array.dtype}")
+        if array.ndim > 1 or (array.ndim == 1 and len(array) != known.n):
+            raise InvalidArgument(
+                f"values: {array.shape}: one number, or one for each of {known.n} neurons, is expected"
+            )
+        if not np.isfinite(array).all():
+            raise InvalidArgument("values: finite numbers are expected")
+        if whole and array.size and max(-int(array.min()), int(array.max())) >= 2**31:
+            raise InvalidArgument("values: beyond what int32 holds")
+        filled = np.broadcast_to(array.astype(np.int32 if whole else np.float32), (known.n,))
+        self._open_and_guarded("write_state", known.index, name, np.ascontiguousarray(filled))
+
+    def silence(self, *populations: Population | str) -> None:
+        """Have exactly these populations (none: no more any) neither updated nor heard from now on: a lesion."""
+        self._open_and_guarded("silence", sorted(self._population(one).index for one in populations))
+
+    def freeze(self, *projections: Projection | str) -> None:
+        """Have exactly these projections (none: no more any) keep their weights as they are from now on."""
+        self._open_and_guarded("freeze", sorted(self._projection(one).index for one in projections))
 
     # --- to look at -------------------------------------------------------------------------------------------
 
@@ -181,20 +226,17 @@ class Simulation:
 
     def state(self, population: Population | str, name: str) -> NDArray[np.generic]:
         """A state of all neurons of a population, as it is now."""
-        known = self._population(population)
-        if name not in known.model.states:
-            raise InvalidArgument(f"{known.name!r} has no state {name!r}; it has {', '.join(known.model.states)}")
+        known = self._population_with(population, name)
         return self._open_and_guarded("read_state", known.index, name)  # type: ignore[no-any-return]
+
+    def spike_counts(self, population: Population | str) -> NDArray[np.int64]:
+        """How many spikes each neuron of a population has emitted so far, recorded or not."""
+        return self._open_and_guarded("read_counts", self._population(population).index)  # type: ignore[no-any-return]
 
     def synapses(self, projection: Projection | str) -> dict[str, NDArray[np.generic]]:
         """pre, post, delay_steps and weight (as it is now) of every synapse, sorted by post, then pre."""
-        name = projection if isinstance(projection, str) else projection.name
-        for known in self.network.projections:
-            if known.name == name:
-                return self._open_and_guarded("read_synapses", known.index)  # type: ignore[no-any-return]
-        raise InvalidArgument(
-            f"no projection {name!r}; there are {', '.join(p.name for p in self.network.projections) or 'none'}"
-        )
+        known = self._projection(projection)
+        return self._open_and_guarded("read_synapses", known.index)  # type: ignore[no-any-return]
 
     def weights(self, projection: Projection | str) -> NDArray[np.generic]:
         """The weights of a projection as they are now, sorted by post, then pre."""
@@ -359,6 +401,21 @@ class Simulation:
     def _population(self, population: Population | str) -> Population:
         name = population if isinstance(population, str) else population.name
         return self.network[name]
+
+    def _population_with(self, population: Population | str, state: str) -> Population:
+        known = self._population(population)
+        if state not in known.model.states:
+            raise InvalidArgument(f"{known.name!r} has no state {state!r}; it has {', '.join(known.model.states)}")
+        return known
+
+    def _projection(self, projection: Projection | str) -> Projection:
+        name = projection if isinstance(projection, str) else projection.name
+        for known in self.network.projections:
+            if known.name == name:
+                return known
+        raise InvalidArgument(
+            f"no projection {name!r}; there are {', '.join(p.name for p in self.network.projections) or 'none'}"
+        )
 
     def _modulator(self, name: str) -> Neuromodulator:
         for known in self.network.neuromodulators:

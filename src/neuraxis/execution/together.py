@@ -58,6 +58,21 @@ class ShardsTogether:
     def set_level(self, modulator: int, level: float) -> None:
         self.ask("set_level", modulator, level)
 
+    def read_counts(self, population: int) -> NDArray[np.int64]:
+        return np.concatenate([piece for piece in self.ask("read_counts", population) if piece is not None])
+
+    def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
+        self.ask("write_state", population, name, values)
+
+    def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        self.ask("inject", steps, ids)
+
+    def silence(self, populations: list[int]) -> None:
+        self.ask("silence", populations)
+
+    def freeze(self, projections: list[int]) -> None:
+        self.ask("freeze", projections)
+
     def save(self, folder: Path) -> list[str]:
         return list(self.ask("save", str(folder)))
 

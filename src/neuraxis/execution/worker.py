@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from neuraxis.comm.region import SharedRegion
-from neuraxis.engine.shard import Outboxes
+from neuraxis.engine.outboxes import Outboxes, lags_between
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, LineClosed
 from neuraxis.execution.runner import ShardRunner
@@ -24,7 +24,7 @@ def serve(line: WorkerLine) -> None:
     except LineClosed:
         return
     with SharedRegion.attach(region_name) as region:
-        outboxes = Outboxes.at(region.address, network, placement, None)
+        outboxes = Outboxes.at(region.address, network, placement, lags_between(network, placement))
         warm_up()
         runner = ShardRunner(network, placement, line.rank, outboxes, _Progress(line), patience)
         line.send(runner.report())

@@ -34,6 +34,7 @@ from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule
 from neuraxis.network.population import Population
 from neuraxis.network.probes import Probe
 from neuraxis.network.projection import Projection
+from neuraxis.network.rhythm import Rhythm
 from neuraxis.network.rules import (
     AllToAll,
     Explicit,
@@ -72,6 +73,7 @@ __all__ = [
     "Probe",
     "Projection",
     "RewardSTDP",
+    "Rhythm",
     "Rule",
     "SpikeInput",
     "TsodyksMarkram",

@@ -22,6 +22,7 @@ from neuraxis.network.plasticity import HomeostaticScaling, PlasticityRule, Rewa
 from neuraxis.network.population import Population, make_population
 from neuraxis.network.probes import Probe
 from neuraxis.network.projection import Projection, choose_receptor, make_projection
+from neuraxis.network.rhythm import Rhythm
 from neuraxis.network.rules import Rule
 from neuraxis.network.table import describe
 
@@ -53,6 +54,7 @@ class Network:
         self._probes: list[Probe] = []
         self._neuromodulators: dict[str, Neuromodulator] = {}
         self._modulations: list[Modulation] = []
+        self._rhythms: dict[str, Rhythm] = {}
         # What can arrive at each (population's index, receptor) in one step: sets the scale of its accumulator.
         self._contributions: dict[tuple[int, str], list[Contribution]] = {}
 
@@ -74,6 +76,9 @@ class Network:
         if name in self._populations:
             raise InvalidArgument(f"name={name!r}: there is a population of this name already")
         population = make_population(name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms)
+        for argument, signal in model.signals.items():
+            if isinstance(signal, str):
+                self._known_signal(signal, f"population {name!r}: {argument}")
         if self.neuron_count + population.n > LARGEST_NEURON_COUNT:
             raise InvalidArgument(f"n={n}: a network can have {LARGEST_NEURON_COUNT} neurons at most")
         self._populations[name] = population
@@ -118,7 +123,7 @@ class Network:
         )
         for one in projection.plasticity:
             if isinstance(one, RewardSTDP):
-                self._known_modulator(one.modulator)
+                self._known_signal(one.modulator, "modulator")
             if isinstance(one, RewardSTDP | HomeostaticScaling):
                 self._check_period(one.every_ms, f"{type(one).__name__}.every_ms")
         self._add_contribution(target, projection.receptor, projection.contribution())
@@ -193,9 +198,19 @@ class Network:
     def neuromodulator(self, name: str, baseline: float = 0.0, tau_ms: float = 200.0) -> Neuromodulator:
         """Declare a neuromodulator: a level that decays to its baseline with `tau_ms`."""
         made = Neuromodulator(name, baseline, tau_ms, len(self._neuromodulators))
-        if name in self._neuromodulators:
-            raise InvalidArgument(f"name={name!r}: there is a neuromodulator of this name already")
+        self._check_new_signal(name)
         self._neuromodulators[name] = made
+        return made
+
+    def rhythm(self, name: str, frequency_hz: float, phase: float = 0.0, floor: float = -1.0) -> Rhythm:
+        """Declare a rhythm, max(floor, cos(2 pi (frequency * time + phase))); see `neuraxis.network.rhythm`."""
+        made = Rhythm(name, frequency_hz, phase, floor, len(self._rhythms))
+        self._check_new_signal(name)
+        if made.frequency_hz * self._dt_ms * 1e-3 > 0.5:
+            raise InvalidArgument(
+                f"frequency_hz={frequency_hz}: a turn must take two steps of {self._dt_ms:g} ms or more"
+            )
+        self._rhythms[name] = made
         return made
 
     def modulate(
@@ -255,6 +270,10 @@ class Network:
     @property
     def modulations(self) -> tuple[Modulation, ...]:
         return tuple(self._modulations)
+
+    @property
+    def rhythms(self) -> tuple[Rhythm, ...]:
+        return tuple(self._rhythms.values())
 
     @property
     def neuron_count(self) -> int:
@@ -321,6 +340,18 @@ class Network:
                 f"{near(modulator, self._neuromodulators)}"
             )
         return self._neuromodulators[modulator]
+
+    def _known_signal(self, name: str, argument: str) -> None:
+        if name not in self._neuromodulators and name not in self._rhythms:
+            raise InvalidArgument(
+                f"{argument}={name!r}: declare it first, with network.neuromodulator({name!r}) or network.rhythm(...); "
+                f"{near(name, [*self._neuromodulators, *self._rhythms])}"
+            )
+
+    def _check_new_signal(self, name: str) -> None:
+        for kind, known in (("neuromodulator", self._neuromodulators), ("rhythm", self._rhythms)):
+            if name in known:
+                raise InvalidArgument(f"name={name!r}: there is a {kind} of this name already")
 
     def _projection_name(self, name: str | None, pre: Population, post: Population) -> str:
         if name is not None:

@@ -6,6 +6,8 @@ The function is the whole model. Its arguments are found by name:
 * a receptor (`receptors`): what arrived there in this step, the sum of the weights of the spikes (float32);
 * `current_pa`: what `Network.current` gives the neuron in this step;
 * `uniform`: a random 32-bit integer (int32, all values alike), new for each neuron and step;
+* a signal (`signals`): the value in this step of the rhythm or neuromodulator that it is tied to by name, as in
+  `model(gain="dopamine")`; untied, the number that `signals` gives;
 * a constant (`constants`) or a parameter.
 
 It returns whether the neuron spikes, then every state in the order of `states`:
@@ -64,24 +66,32 @@ class NeuronModel:
     source: str
     arguments: tuple[str, ...]
     globals_used: Mapping[str, Number] = field(repr=False)
+    signals: Mapping[str, float | str] = field(default_factory=dict)
     constants: Mapping[str, Number] | None = field(default=None, repr=False)
     dt_ms: float | None = field(default=None, repr=False)
     constants_for: Constants | None = field(default=None, repr=False, compare=False)
 
-    def __call__(self, **parameters: Number) -> NeuronModel:
-        """The same model with some parameters changed."""
+    def __call__(self, **changed: Number | str) -> NeuronModel:
+        """The same model with some parameters changed, or signals tied to rhythms and neuromodulators by name."""
         if self.constants is not None:
             raise InvalidArgument(f"{self.name}: this model belongs to a network; change the one it was made of")
-        for name, value in parameters.items():
+        signals = dict(self.signals)
+        parameters: dict[str, Number] = {}
+        for name, value in changed.items():
+            if name in signals:
+                signals[name] = value if isinstance(value, str) else _as_float(f"{self.name}: {name}", value)
+                continue
             if name not in self.parameters:
-                raise InvalidArgument(f"{self.name}: no parameter {name!r}; it has {', '.join(self.parameters)}")
-            _check_number(f"{self.name}: {name}", value)
+                raise InvalidArgument(
+                    f"{self.name}: no parameter {name!r}; it has {', '.join([*self.parameters, *signals])}"
+                )
+            parameters[name] = _as_number(f"{self.name}: {name}", value)
         # A whole number for a parameter that is none stays the same number: kernels compute with float32 then.
         typed = {
             name: float(value) if isinstance(self.parameters[name], float) else value
             for name, value in parameters.items()
         }
-        return replace(self, parameters={**self.parameters, **typed})
+        return replace(self, parameters={**self.parameters, **typed}, signals=signals)
 
     @property
     def takes_current(self) -> bool:
@@ -104,12 +114,13 @@ class NeuronModel:
             values.update(self.constants_for(self.parameters, dt_ms))
         elif self.constants is not None:
             values.update(self.constants)
-        wanted = [a for a in self.arguments if a not in self.states and a not in self.receptors]
+        others = {*self.states, *self.receptors, *self.signals}
+        wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
         missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
         if missing:
             raise InvalidArgument(
-                f"{self.name}: argument {missing[0]!r} is no state, receptor, constant or parameter of the model"
+                f"{self.name}: argument {missing[0]!r} is no state, receptor, signal, constant or parameter of it"
             )
         for name, value in found.items():
             _check_number(f"{self.name}: constant {name}", value)
@@ -125,7 +136,8 @@ class NeuronModel:
         return replace(self, constants=self.values(dt_ms), constants_for=None, dt_ms=dt_ms)
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={v:g}' for k, v in self.parameters.items())})"
+        tied = [f"{name}={value}" for name, value in self.signals.items() if isinstance(value, str)]
+        return f"{self.name}({', '.join([*(f'{k}={v:g}' for k, v in self.parameters.items()), *tied])})"
 
 
 def neuron_model(
@@ -133,10 +145,11 @@ def neuron_model(
     states: Mapping[str, Number],
     receptors: Sequence[str] = (),
     parameters: Mapping[str, Number] | None = None,
+    signals: Mapping[str, float] | None = None,
     constants: Constants | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
     """Make a model of a function; see the module's text."""
-    for name, value in {**states, **(parameters or {})}.items():
+    for name, value in {**states, **(parameters or {}), **(signals or {})}.items():
         _check_number(name, value)
     if len(receptors) > LARGEST_RECEPTORS:
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
@@ -153,6 +166,9 @@ def neuron_model(
         unheard = [receptor for receptor in receptors if receptor not in arguments]
         if unheard:
             raise InvalidArgument(f"{name}: the function does not take the receptor {unheard[0]!r}")
+        unseen = [signal for signal in signals or () if signal not in arguments]
+        if unseen:
+            raise InvalidArgument(f"{name}: the function does not take the signal {unseen[0]!r}")
         returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
         for node in returned:
             if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
@@ -167,6 +183,7 @@ def neuron_model(
             source=ast.unparse(tree),
             arguments=arguments,
             globals_used=_globals_used(name, tree, function),
+            signals={signal: float(value) for signal, value in (signals or {}).items()},
             constants_for=constants,
         )
 
@@ -209,6 +226,15 @@ def _globals_used(name: str, tree: ast.FunctionDef, function: Callable[..., Any]
         _check_number(f"{name}: {other}", value)
         used[other] = value
     return used
+
+
+def _as_number(name: str, value: Any) -> Number:
+    _check_number(name, value)
+    return value  # type: ignore[no-any-return]
+
+
+def _as_float(name: str, value: Any) -> float:
+    return float(_as_number(name, value))
 
 
 def _check_number(name: str, value: object) -> None:

@@ -8,7 +8,8 @@ A rule answers four questions, given the sizes of the two populations (`same_pop
 * `value_count(n_pre, n_post)`: how many weights or delays can be given one by one, as `Values`; None if they cannot.
 
 A *multapse* is a second synapse between the same two neurons, an *autapse* one from a neuron to itself.
-`autapses=False` matters only where a population is connected to itself.
+`autapses=False` matters only where a population is connected to itself. With `groups`, both populations are cut into
+that many equal parts, in order, and part g is connected to part g only: a map.
 """
 
 from __future__ import annotations
@@ -63,22 +64,23 @@ class AllToAll:
     """Every neuron to every neuron.
 
     Values: `n_pre * n_post`, target by target: `values[post * n_pre + pre]`, which is `matrix.T.ravel()` of a matrix
-    with a row for each `pre`. Those of autapses that are not made are there, and ignored.
+    with a row for each `pre`. Those of autapses and between groups that are not made are there, and ignored.
     """
 
     autapses: bool = True
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        settle(self, autapses=flag(self.autapses, "AllToAll.autapses"))
+        settle(self, autapses=flag(self.autapses, "AllToAll.autapses"), groups=_groups(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
-        pass
+        _check_groups(self, n_pre, n_post)
 
     def expected_synapses(self, n_pre: int, n_post: int, same_population: bool = False) -> float:
-        return float(_pairs(n_pre, n_post, same_population, self.autapses))
+        return float(_pairs(n_pre, n_post, same_population, self.autapses, self.groups))
 
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
-        return float(n_pre)
+        return float(-(-n_pre // self.groups))
 
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return n_pre * n_post
@@ -90,21 +92,22 @@ class PairwiseBernoulli:
 
     p: float
     autapses: bool = True
+    groups: int = 1
 
     def __post_init__(self) -> None:
         p = number(self.p, "PairwiseBernoulli.p")
         if not 0 <= p <= 1:
             raise InvalidArgument(f"PairwiseBernoulli.p={p}: a probability is from 0 to 1")
-        settle(self, p=p, autapses=flag(self.autapses, "PairwiseBernoulli.autapses"))
+        settle(self, p=p, autapses=flag(self.autapses, "PairwiseBernoulli.autapses"), groups=_groups(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
-        pass
+        _check_groups(self, n_pre, n_post)
 
     def expected_synapses(self, n_pre: int, n_post: int, same_population: bool = False) -> float:
-        return self.p * _pairs(n_pre, n_post, same_population, self.autapses)
+        return self.p * _pairs(n_pre, n_post, same_population, self.autapses, self.groups)
 
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
-        return float(n_pre) if self.p > 0 else 0.0
+        return float(-(-n_pre // self.groups)) if self.p > 0 else 0.0
 
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return None
@@ -117,12 +120,15 @@ class FixedInDegree:
     k: int
     multapses: bool = True
     autapses: bool = True
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        settle(self, k=whole(self.k, "FixedInDegree.k", 0, LARGEST_DEGREE), **_flags(self))
+        k = whole(self.k, "FixedInDegree.k", 0, LARGEST_DEGREE)
+        settle(self, k=k, groups=_groups(self), **_flags(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
-        _check_degree(self, n_pre, same_population, "sources")
+        _check_groups(self, n_pre, n_post)
+        _check_degree(self, n_pre // self.groups, same_population, "sources")
 
     def expected_synapses(self, n_pre: int, n_post: int, same_population: bool = False) -> float:
         return float(self.k * n_post)
@@ -258,8 +264,23 @@ def _flags(rule: FixedInDegree | FixedOutDegree | FixedTotalNumber) -> dict[str,
     }
 
 
-def _pairs(n_pre: int, n_post: int, same_population: bool, autapses: bool) -> int:
-    return n_pre * n_post - (n_pre if same_population and not autapses else 0)
+def _groups(rule: AllToAll | PairwiseBernoulli | FixedInDegree) -> int:
+    return whole(rule.groups, f"{type(rule).__name__}.groups", 1)
+
+
+def _check_groups(rule: AllToAll | PairwiseBernoulli | FixedInDegree, n_pre: int, n_post: int) -> None:
+    if rule.groups > min(n_pre, n_post):
+        raise InvalidArgument(
+            f"{type(rule).__name__}.groups={rule.groups}: {n_pre} and {n_post} neurons cannot be cut into so many"
+        )
+
+
+def _pairs(n_pre: int, n_post: int, same_population: bool, autapses: bool, groups: int = 1) -> int:
+    pairs = n_pre * n_post
+    if groups > 1:
+        sizes = [[(g + 1) * n // groups - g * n // groups for g in range(groups)] for n in (n_pre, n_post)]
+        pairs = sum(pre * post for pre, post in zip(*sizes, strict=True))
+    return pairs - (n_pre if same_population and not autapses else 0)
 
 
 def _check_degree(rule: FixedInDegree | FixedOutDegree, n: int, same_population: bool, others: str) -> None:

@@ -30,7 +30,7 @@ def describe(network: Network) -> str:
         f"dt {network.dt_ms:g} ms, seed {network.seed}"
     )
     parts = [head, *_populations(network), *_projections(network), *_inputs(network)]
-    parts += [*_probes(network), *_neuromodulators(network)]
+    parts += [*_probes(network), *_neuromodulators(network), *_rhythms(network)]
     return "\n\n".join(parts)
 
 
@@ -95,6 +95,11 @@ def _neuromodulators(network: Network) -> Iterable[str]:
         ]
         rows.append((one.name, f"{one.baseline:g}", f"{one.tau_ms:g}", ", ".join(raised_by) or "-"))
     return _section("neuromodulators", ("name", "baseline", "tau_ms", "changed by"), rows)
+
+
+def _rhythms(network: Network) -> Iterable[str]:
+    rows: Rows = [(one.name, f"{one.frequency_hz:g}", f"{one.phase:g}", f"{one.floor:g}") for one in network.rhythms]
+    return _section("rhythms", ("name", "frequency_hz", "phase", "floor"), rows)
 
 
 def _section(title: str, columns: Sequence[str], rows: Rows) -> Iterable[str]:

@@ -1,0 +1,108 @@
+"""The neurons of a shard: a block layout for each slice, with initial states, constants and random streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.compiled import compiled
+from neuraxis.engine.encoding import initial_values
+from neuraxis.engine.generated import BLOCK, BlockLayout
+from neuraxis.engine.placement import Slice
+from neuraxis.engine.random import PURPOSE_STREAM, key_of
+from neuraxis.engine.static_tables import Accumulators
+from neuraxis.network import Network, Population
+from neuraxis.network.distributions import as_distribution
+
+__all__ = ["NeuronPart", "make_parts"]
+
+
+@dataclass
+class NeuronPart:
+    """The neurons of one slice."""
+
+    part: Slice
+    population: Population
+    layout: BlockLayout
+    blocks: NDArray[np.float32]  # (blocks, rows, BLOCK)
+    constants: NDArray[np.float32]
+    accumulators: Accumulators
+    spike_counts: NDArray[np.int32]  # of each neuron, so far
+
+    def row(self, row: int) -> NDArray[np.uint32]:
+        """A copy of one row of all neurons, as bits."""
+        return np.ascontiguousarray(self.blocks[:, row, :].view(np.uint32)).reshape(-1)[: self.part.n].copy()
+
+    def put_row(self, row: int, bits: NDArray[np.uint32]) -> None:
+        padded = np.zeros(self.blocks.shape[0] * BLOCK, np.uint32)
+        padded[: self.part.n] = bits
+        self.blocks[:, row, :] = padded.reshape(-1, BLOCK).view(np.float32)
+
+    def state(self, name: str) -> NDArray[np.float32] | NDArray[np.int32]:
+        """A state of all neurons of the slice."""
+        place = self.layout.states.index(name)
+        bits = self.row(place)
+        return bits.view(np.int32) if self.layout.is_integer[place] else bits.view(np.float32)
+
+    def put_state(self, name: str, values: NDArray[np.generic]) -> None:
+        place = self.layout.states.index(name)
+        kind = np.int32 if self.layout.is_integer[place] else np.float32
+        self.put_row(place, np.ascontiguousarray(values, kind).view(np.uint32))
+
+    def signal_places(self) -> dict[int, str]:
+        """The words of the constants that follow a rhythm or neuromodulator, and its name."""
+        model = self.population.model
+        first = len(model.receptors) + len(model.values(model.dt_ms or 0.0))
+        return {first + place: tied for place, tied in enumerate(model.signals.values()) if isinstance(tied, str)}
+
+
+def make_parts(network: Network, slices: tuple[Slice, ...]) -> list[NeuronPart]:
+    """The neurons of each slice as they are before the first step."""
+    parts, first = [], 0
+    driven = {one.population.index for one in network.poisson_inputs}
+    own_current = {one.population.index for one in network.current_inputs if isinstance(one.amplitude_pa, np.ndarray)}
+    for part in slices:
+        population = network.populations[part.population]
+        model = population.model
+        layout = BlockLayout.of(model, poisson=part.population in driven, current=part.population in own_current)
+        accumulators = Accumulators(part, first, model.receptors)
+        first += accumulators.blocks * accumulators.stride
+        blocks = np.zeros((accumulators.blocks, max(1, layout.rows), BLOCK), np.float32)
+        made = NeuronPart(
+            part, population, layout, blocks, _constants(network, population), accumulators, np.zeros(part.n, np.int32)
+        )
+        for place, (name, default) in enumerate(model.states.items()):
+            distribution = population.initial.get(name, as_distribution(default, name))
+            drawn = initial_values(distribution, network.seed, population.index, place, part.first, part.last)
+            made.put_state(name, np.rint(drawn) if layout.is_integer[place] else drawn)
+        if layout.stream is not None:
+            streams = np.empty((2, part.n), np.uint32)
+            _seed_streams(np.uint64(network.seed), population.index, part.first, streams)
+            made.put_row(layout.stream, streams[0])
+            made.put_row(layout.stream + 1, streams[1])
+        parts.append(made)
+    return parts
+
+
+def _constants(network: Network, population: Population) -> NDArray[np.float32]:
+    """A scale for each receptor, the model's constants, its signals: what `generated.update_function` reads."""
+    model = population.model
+    constants = np.zeros(256, np.float32)
+    for r, receptor in enumerate(model.receptors):
+        constants[r] = 2.0 ** network.exponent(population, receptor)
+    values = [*model.values(network.dt_ms).values()]
+    values += [0.0 if isinstance(signal, str) else signal for signal in model.signals.values()]
+    for place, value in enumerate(values, start=len(model.receptors)):
+        (constants.view(np.int32) if isinstance(value, int) else constants)[place] = value
+    return constants
+
+
+@compiled
+def _seed_streams(seed: np.uint64, population: int, first: int, streams: NDArray[np.uint32]) -> None:
+    """The first states of the random streams of a population's neurons from `first` on; never zero."""
+    for i in range(streams.shape[1]):
+        key = key_of(seed, PURPOSE_STREAM, population, first + i)
+        streams[0, i] = np.uint32(key & np.uint64(0xFFFFFFFF)) | np.uint32(1)
+        streams[1, i] = np.uint32(key >> np.uint64(32))

@@ -1,0 +1,125 @@
+"""Where each shard's spikes of the last steps are, and how far apart two shards may run.
+
+**Lags.** What shard b emits in step s is felt by shard a in step s + lag at the earliest, where lag is the shortest
+delay from any population of b to any of a. So a may run step t as soon as b has completed step t - lag: shards that
+hold regions far from each other exchange once in many steps, whatever the delays within the regions are.
+
+**Slots.** A shard writes its spikes of step t over those of step t - slots. By then a has seen that b completed step
+t - lag(a, b), and b reads a's step s while it runs step s + lag(b, a); so all is read if
+slots >= lag(a, b) + lag(b, a).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.engine.placement import Slice
+from neuraxis.network import Network
+from neuraxis.network.grid import to_steps
+
+__all__ = ["Listener", "Outboxes", "lags_between", "longest_delay"]
+
+Placement = tuple[tuple[Slice, ...], ...]
+Lags = NDArray[np.int64]
+
+# More than this gains nothing, and every step of it takes room in everybody's outbox.
+LONGEST_LAG = 64
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Somebody on a shard, other than its neurons, who hears a population `delay_steps` after its spikes."""
+
+    shard: int
+    population: int
+    delay_steps: int
+
+
+def longest_delay(network: Network, listeners: Sequence[Listener] = ()) -> int:
+    """The longest delay that anything in the network has, in steps."""
+    longest = [network.delay_bounds_steps(projection)[1] for projection in network.projections]
+    longest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
+    longest += [one.delay_steps for one in listeners]
+    return max(longest, default=1)
+
+
+def lags_between(network: Network, placement: Placement, listeners: Sequence[Listener] = ()) -> Lags:
+    """lags[a, b]: shard a can run step t when shard b has completed step t - lags[a, b]."""
+    shards = len(placement)
+    holders: list[set[int]] = [set() for _ in network.populations]
+    for shard, slices in enumerate(placement):
+        for part in slices:
+            holders[part.population].add(shard)
+    lags = np.full((shards, shards), LONGEST_LAG, np.int64)
+
+    def hears(listening: set[int], population: int, delay_steps: int) -> None:
+        for a in listening:
+            for b in holders[population]:
+                lags[a, b] = min(lags[a, b], delay_steps)
+
+    for projection in network.projections:
+        hears(holders[projection.post.index], projection.pre.index, network.delay_bounds_steps(projection)[0])
+    for one in network.modulations:  # every shard has the levels
+        hears(set(range(shards)), one.population.index, to_steps(one.delay_ms, network.dt_ms, "delay_ms"))
+    for listener in listeners:
+        hears({listener.shard}, listener.population, listener.delay_steps)
+    return lags
+
+
+@dataclass
+class Outboxes:
+    """Addresses of the outboxes and of the words of their shards' progress.
+
+    A slot holds the spikes of one step: int32 offsets by population, then ids. `done` words are 64 bytes apart, so that
+    no two workers write to one cache line.
+    """
+
+    outboxes: NDArray[np.int64]
+    strides: NDArray[np.int64]
+    done: NDArray[np.int64]
+    lags: Lags
+    slots: int
+    keep: object = None  # what holds the memory
+
+    def slot(self, shard: int, step: int) -> NDArray[np.int32]:
+        """The slot of a shard's outbox that holds a step."""
+        stride = int(self.strides[shard])
+        address = int(self.outboxes[shard]) + (step % self.slots) * stride
+        return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))
+
+    @staticmethod
+    def stride_for(network: Network, slices: tuple[Slice, ...]) -> int:
+        size = 4 * (len(network.populations) + 1 + sum(part.n for part in slices))
+        return -(-size // 64) * 64
+
+    @classmethod
+    def size_for(cls, network: Network, placement: Placement, lags: Lags) -> int:
+        """Bytes that the outboxes of all shards take together."""
+        return 64 * len(placement) + sum(_slots(lags) * cls.stride_for(network, slices) for slices in placement)
+
+    @classmethod
+    def at(cls, address: int, network: Network, placement: Placement, lags: Lags, keep: object = None) -> Outboxes:
+        """The outboxes in a piece of memory of `size_for` bytes, all zero."""
+        shards, slots = len(placement), _slots(lags)
+        strides = np.array([cls.stride_for(network, slices) for slices in placement], np.int64)
+        starts = address + 64 * shards + np.concatenate(([0], np.cumsum(slots * strides)[:-1]))
+        done = address + 64 * np.arange(shards, dtype=np.int64)
+        return cls(starts.astype(np.int64), strides, done, lags, slots, keep)
+
+    @classmethod
+    def private(cls, network: Network, placement: Placement, lags: Lags | None = None) -> Outboxes:
+        """Outboxes in this process's own memory."""
+        if lags is None:
+            lags = lags_between(network, placement)
+        memory = np.zeros(cls.size_for(network, placement, lags) + 64, np.uint8)
+        address = -(-memory.ctypes.data // 64) * 64
+        return cls.at(address, network, placement, lags, memory)
+
+
+def _slots(lags: Lags) -> int:
+    return int((lags + lags.T).max()) + 2
