@@ -5,19 +5,27 @@ app = network_app("What this network is.")
 @app.default
 def main(*, size: int = 1000, run: RunOptions = RunOptions()) -> None:
     run_and_report(my_network(size, seed=run.seed), run)
+
+app()
+
+What cannot be is one line on stderr and exit status 2, also where describing the network finds it. Ctrl-C ends a run
+between two steps; stderr then says how far it came and where the recorded spikes are, and the status is 130.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import App, Parameter
 
+from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.execution import Simulation, Summary, read_spikes
 from neuraxis.network import Network
 
@@ -38,20 +46,42 @@ class RunOptions:
     record: Annotated[Path | None, Parameter(help="Write the spikes to this SONATA file (HDF5).")] = None
 
 
+class _NetworkApp(App):
+    """An App whose errors of neuraxis are one line."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except NeuraxisError as error:
+            # A worker's error brings the worker's traceback after its first line.
+            print(f"error: {str(error).partition(chr(10))[0] or type(error).__name__}", file=sys.stderr)
+            sys.exit(2)
+
+
 def network_app(text: str) -> App:
-    """A command line that shows `text` with --help."""
-    return App(help=text, version_flags=[], result_action="return_value")
+    """A command line that shows `text` with --help; called, it ends with status 2 for what cannot be."""
+    return _NetworkApp(help=text, version_flags=[], result_action="return_value")
 
 
 def run_and_report(network: Network, options: RunOptions) -> Summary:
-    """Run the network as the options say, and print, draw and write what they ask for."""
+    """Run the network as the options say, and print, draw and write what they ask for.
+
+    Raises:
+        InvalidArgument: before anything runs, if a file cannot be written where an option wants it.
+    """
+    _check_files(options)
     if options.plot is not None or options.record is not None:
         for population in network.populations:
             network.record(population, "spikes")
-    with Simulation(network, workers=options.workers, record_to=options.record) as simulation:
-        if options.discard_ms:
-            simulation.run(options.discard_ms)
-        summary = simulation.run(options.time_ms)
+    simulation = None
+    try:
+        with Simulation(network, workers=options.workers, record_to=options.record) as simulation:
+            if options.discard_ms:
+                simulation.run(options.discard_ms)
+            summary = simulation.run(options.time_ms)
+    except KeyboardInterrupt:
+        print(_interrupted(simulation, options), file=sys.stderr)
+        raise
     if options.json:
         print(json.dumps(summary.as_json()))
     else:
@@ -60,6 +90,44 @@ def run_and_report(network: Network, options: RunOptions) -> Summary:
         _draw(network, simulation, summary, options)
         print(f"raster: {options.plot}", file=sys.stderr)
     return summary
+
+
+def _check_files(options: RunOptions) -> None:
+    """Find out before a long run whether its files can be written after it."""
+    for option, path in (("--plot", options.plot), ("--record", options.record)):
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise InvalidArgument(f"{option} {path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise InvalidArgument(f"{option} {path}: this is a folder; give the name of a file in it")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise InvalidArgument(f"{option} {path}: this file cannot be written")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            reason = error.strerror or error
+            raise InvalidArgument(f"{option} {path}: no file can be made in {path.parent}: {reason}") from None
+    if options.plot is None:
+        return
+    if options.record is not None and options.plot.resolve() == options.record.resolve():
+        raise InvalidArgument(f"--plot {options.plot}: --record writes to the same file")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if options.plot.suffix[1:].lower() not in kinds:
+        raise InvalidArgument(f"--plot {options.plot}: its ending must be one of {', '.join(kinds)}")
+
+
+def _interrupted(simulation: Simulation | None, options: RunOptions) -> str:
+    if simulation is None:
+        return "interrupted before the run began: nothing was recorded"
+    text = f"interrupted at {simulation.time_ms:,.1f} of {options.discard_ms + options.time_ms:,.1f} ms of model time"
+    if options.record is None:
+        return text
+    beside = any(probe.what != "spikes" for probe in simulation.network.probes)
+    return f"{text}; what was recorded until then: {options.record}{', and reports beside it' if beside else ''}"
 
 
 def _draw(network: Network, simulation: Simulation, summary: Summary, options: RunOptions) -> None:
