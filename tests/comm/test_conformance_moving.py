@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import neuraxis.distributed as dist
 from neuraxis.errors import InvalidArgument
 from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, MOVABLE, blank, content, laid_out, layouts, make
+from tests.crew.arrays import LIBRARIES, MOVABLE, blank, content, every_combination, laid_out, layouts, make
 from tests.crew.checks import Checks
 
 SHAPES = ((0,), (7,))
@@ -19,25 +20,24 @@ MORE_SHAPES = ((1,), (3, 5), (2, 0, 3), ())
 MORE_DTYPES = ("uint8", "int16", "float64", "complex64", "bfloat16", "record", "longdouble")
 # A slot of shared memory is 512 KiB: nearly one, exactly one, and several with an odd rest.
 LONG = {"uint8": (524_287, 524_288, 3 * 2**20 + 5), "float64": (65_537, 393_217), "complex64": (393_217,)}
+FEWER_LONG = {"float64": (196_609,)}
 
 library_rows = pytest.mark.parametrize("library", LIBRARIES)
 
 
-def shapes_of(name: str) -> list[tuple[int, ...]]:
-    more = MORE_SHAPES if name in MORE_DTYPES else ()
-    return [*SHAPES, *more, *((length,) for length in LONG.get(name, ()))]
-
-
-def roots_of(shape: tuple[int, ...], size: int) -> range:
-    """Every root for one shape, and one root for every other shape."""
-    return range(size) if shape == (7,) else range(size - 1, size)
+def shapes_of(name: str, every: bool) -> list[tuple[int, ...]]:
+    if every:
+        more = MORE_SHAPES if name in MORE_DTYPES else ()
+        return [*SHAPES, *more, *((length,) for length in LONG.get(name, ()))]
+    more = (*SHAPES, *MORE_SHAPES) if name == "float64" else ((7,),)
+    return [*more, *((length,) for length in FEWER_LONG.get(name, ()))]
 
 
 class Maker:
-    """Makes the arrays of one case; `of(rank, place)` is the same on every rank."""
+    """Makes the arrays of one case; `of(rank, place)` is the same on every rank. `roots` is who is to be the root."""
 
-    def __init__(self, library: str, name: str, shape: tuple[int, ...]) -> None:
-        self.library, self.name, self.shape = library, name, shape
+    def __init__(self, library: str, name: str, shape: tuple[int, ...], roots: Sequence[int] = ()) -> None:
+        self.library, self.name, self.shape, self.roots = library, name, shape, roots
 
     def of(self, *seed: int, shape: tuple[int, ...] | None = None) -> Any:
         return make(self.library, self.name, content(self.name, self.shape if shape is None else shape, *seed))
@@ -46,18 +46,26 @@ class Maker:
         return blank(self.library, self.name, self.shape if shape is None else shape)
 
 
-def cases(library: str) -> list[Maker]:
-    return [Maker(library, name, shape) for name in MOVABLE[library] for shape in shapes_of(name)]
+def cases(context: Any, library: str) -> list[Maker]:
+    """Every root for one shape (of one dtype, where not every combination is tried), one root for every other."""
+    size, every = context.world_size, every_combination(context)
+    found = []
+    for number, name in enumerate(MOVABLE[library]):
+        for shape in shapes_of(name, every):
+            all_roots = shape == (7,) and (every or name == "float64")
+            roots = range(size) if all_roots else [size - 1 if every else number % size]
+            found.append(Maker(library, name, shape, roots))
+    return found
 
 
 # --- every dtype and shape ---
 
 
 def broadcast(context: Any, library: str) -> list[str]:
-    rank, size = context.rank, context.world_size
+    rank = context.rank
     checks = Checks(rank)
-    for maker in cases(library):
-        for root in roots_of(maker.shape, size):
+    for maker in cases(context, library):
+        for root in maker.roots:
             checks("broadcast", maker.name, maker.shape, "root", root)
             array = maker.of(rank, root)
             dist.broadcast(array, src=root)
@@ -68,8 +76,8 @@ def broadcast(context: Any, library: str) -> list[str]:
 def gather(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for maker in cases(library):
-        for root in roots_of(maker.shape, size):
+    for maker in cases(context, library):
+        for root in maker.roots:
             checks("gather", maker.name, maker.shape, "root", root)
             array = maker.of(rank, root)
             outputs = [maker.blank() for _ in range(size)] if rank == root else None
@@ -83,7 +91,7 @@ def gather(context: Any, library: str) -> list[str]:
 def all_gather(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for maker in cases(library):
+    for maker in cases(context, library):
         checks("all_gather", maker.name, maker.shape)
         array = maker.of(rank)
         outputs = [maker.blank() for _ in range(size)]
@@ -97,8 +105,8 @@ def all_gather(context: Any, library: str) -> list[str]:
 def scatter(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for maker in cases(library):
-        for root in roots_of(maker.shape, size):
+    for maker in cases(context, library):
+        for root in maker.roots:
             checks("scatter", maker.name, maker.shape, "root", root)
             inputs = [maker.of(root, to) for to in range(size)] if rank == root else None
             array = maker.blank()
@@ -112,7 +120,7 @@ def scatter(context: Any, library: str) -> list[str]:
 def all_to_all(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for maker in cases(library):
+    for maker in cases(context, library):
         checks("all_to_all", maker.name, maker.shape)
         inputs = [maker.of(rank, to) for to in range(size)]
         outputs = [maker.blank() for _ in range(size)]
@@ -126,7 +134,7 @@ def all_to_all(context: Any, library: str) -> list[str]:
 def single_tensor_forms(context: Any, library: str) -> list[str]:
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
-    for maker in cases(library):
+    for maker in cases(context, library):
         if np.prod(maker.shape) > 100_000:  # `2 * size` of it would be much, and says nothing new
             continue
         whole = Maker(library, maker.name, (2 * size, *maker.shape))

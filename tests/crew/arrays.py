@@ -59,6 +59,15 @@ except ImportError:
 BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
+def every_combination(context: Any) -> bool:
+    """Whether this crew tries every dtype with every shape, root and operation.
+
+    How a dtype is treated depends on the backend and not on the number of ranks, so one size of each backend does (and
+    three ranks in shared memory, where a root has more than one other). The others try each of them, in fewer pairs.
+    """
+    return context.world_size == 2 or (context.backend, context.world_size) == ("shm", 3)
+
+
 def torch_module() -> ModuleType:
     """torch, imported when first needed: it takes seconds."""
     with warnings.catch_warnings():
