@@ -30,6 +30,7 @@ __all__ = [
     "RendezvousTimeout",
     "ShardFailed",
     "SimulationClosed",
+    "SpecError",
     "WorkerFailed",
 ]
 
@@ -43,6 +44,28 @@ class NeuraxisError(Exception):
 
 class InvalidArgument(NeuraxisError, ValueError):
     """An argument has a value that the call cannot take; the text names the argument and the value."""
+
+
+class SpecError(InvalidArgument):
+    """A brain's description is wrong. The text is `file: field: reason`.
+
+    Attributes:
+        file: the file's path; for a description that is in no file, what it was called.
+        field: the path of the field within it ("regions.cortex.config.neurons"); "" if it is none of them.
+        reason: what is wrong with it.
+        line: the line of the file, from 1, where its syntax is wrong; None if its syntax is right.
+    """
+
+    def __init__(self, reason: str, file: str = "", field: str = "", line: int | None = None) -> None:
+        self.reason = reason
+        self.file = file
+        self.field = field
+        self.line = line
+        place = "" if line is None else f"line {line}"
+        super().__init__(": ".join(part for part in (file, field, place, reason) if part))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.reason, self.file, self.field, self.line))
 
 
 class InvalidType(NeuraxisError, TypeError):
@@ -226,6 +249,8 @@ class ShardFailed(NeuraxisError, RuntimeError):
         step: the last step that it had completed.
         exit_code, signal: how it ended.
         traceback: the text of its traceback if it raised, else "".
+        memory_bytes: the most memory that it was seen to have; 0 if that is not known.
+        log: the last lines of its log.
     """
 
     def __init__(
@@ -238,6 +263,8 @@ class ShardFailed(NeuraxisError, RuntimeError):
         exit_code: int | None = None,
         signal: int | None = None,
         traceback: str = "",
+        memory_bytes: int = 0,
+        log: str = "",
     ) -> None:
         self.worker = worker
         self.shard = shard
@@ -245,7 +272,18 @@ class ShardFailed(NeuraxisError, RuntimeError):
         self.exit_code = exit_code
         self.signal = signal
         self.traceback = traceback
+        self.memory_bytes = memory_bytes
+        self.log = log
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_shard_failed, (str(self), self.__dict__))
+
+
+def _rebuild_shard_failed(message: str, fields: dict[str, object]) -> ShardFailed:
+    error = ShardFailed(message)
+    error.__dict__.update(fields)
+    return error
 
 
 class CheckpointError(NeuraxisError, OSError):

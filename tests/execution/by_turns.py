@@ -6,7 +6,7 @@ can be tried in little time, uneven ones and shards that run far ahead of others
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from neuraxis.engine import plan
 from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Slice
 from neuraxis.execution.executor import BuildReport, Recorded, merge_recorded
+from neuraxis.execution.resident import Resident
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.network import Network
@@ -31,7 +32,9 @@ class ByTurns(ShardsTogether):
         self._random = np.random.default_rng(seed)
         self._runners: list[ShardRunner] = []
 
-    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+    def start(
+        self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
+    ) -> BuildReport:
         placement = self._cut(network)
         outboxes = Outboxes.private(network, placement)
         self._runners = [ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)]

@@ -57,6 +57,7 @@ from neuraxis.engine.plan import (
     L_PRE,
     L_SCALE_EVERY,
     L_TICKS,
+    LONGEST_TICKS,
     M_BASELINE,
     M_DECAY,
     M_END,
@@ -84,6 +85,7 @@ from neuraxis.engine.plan import (
     P_OUTBOX_STRIDES,
     P_OUTBOXES,
     P_POPULATIONS,
+    P_RECEIVED,
     P_RECORD,
     P_RECORD_ROOM,
     P_RECORDED,
@@ -197,11 +199,12 @@ def advance(
         clock = _spent(plan, P_WAITED, clock)
         if not there:
             return WAITING
-        coming = _collect(plan, t)
+        coming, own = _collect(plan, t)
         for i in range(tables.shape[0]):
             # Each spike has one segment at most for each slot.
             if tables[i, T_MOST] + coming + 1 > tables[i, T_ROOM]:
                 return NO_CALENDAR_ROOM  # nothing is changed that collecting again would not set alike
+        plan[P_RECEIVED] += coming - own
         if coming > 0:
             lags = i64(plan[P_LAGS], plan[P_WORKERS])
             for i in range(tables.shape[0]):
@@ -215,7 +218,7 @@ def advance(
             begun = cycles() if timed else 0
             _deliver_plastic(plan, plastic[i], t)
             if timed:
-                plastic[i, L_TICKS] += cycles() - begun
+                plastic[i, L_TICKS] += min(cycles() - begun, LONGEST_TICKS)
         clock = _spent(plan, P_DELIVERED, clock)
         _update_modulators(plan, modulators, releases, t)
         _update_signals(plan, modulators, t)
@@ -262,7 +265,8 @@ def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
 
 @njit
 def _collect(plan: Any, t: Any) -> Any:
-    """Put everybody's spikes that can be felt from now on into the history, worker by worker; how many there are."""
+    """Put everybody's spikes that can be felt from now on into the history, worker by worker; how many there are,
+    and how many of them are this worker's own."""
     populations, workers, slots = plan[P_POPULATIONS], plan[P_WORKERS], plan[P_SLOTS]
     outboxes = i64(plan[P_OUTBOXES], workers)
     strides = i64(plan[P_OUTBOX_STRIDES], workers)
@@ -271,7 +275,7 @@ def _collect(plan: Any, t: Any) -> Any:
     if workers > 1:
         for w in range(workers):
             prefetch(outboxes[w] + max(0, t - lags[w]) % plan[P_OUTBOX_SLOTS] * strides[w])
-    total = np.int64(0)
+    total, own = np.int64(0), np.int64(0)
     for w in range(workers):
         s = t - lags[w]
         slot = s & (slots - 1)
@@ -288,7 +292,9 @@ def _collect(plan: Any, t: Any) -> Any:
         for i in range(n):
             ids[i] = box[populations + 1 + i]
         total += n
-    return total
+        if w == plan[P_ME]:
+            own = n
+    return total, own
 
 
 @njit
@@ -516,7 +522,7 @@ def _update_slices(plan: Any, slices: Any, poissons: Any, pulses: Any, plastic: 
                 note_post_spike(plastic[tied], np.int64(box[populations + 1 + k]) - part[S_FIRST_ID], t)
         spikes[part[S_POPULATION]] += n - before
         if timed:
-            part[S_TICKS] += cycles() - begun
+            part[S_TICKS] += min(cycles() - begun, LONGEST_TICKS)
     while p <= populations:
         box[p] = n
         p += 1

@@ -345,8 +345,13 @@ def flush(table: Any, now: Any) -> None:
             continue
         trace = traces[s]
         if trace > _ZERO and table[L_FROZEN] == 0:  # the source has spiked
+            already = applied[s] - delay
             for j in range(np.uint64(index[s]), np.uint64(index[s + 1])):
                 k = np.uint64(targets[j])
+                # Most targets have not spiked since the last time: nothing to look up for these.
+                newest = (np.uint64(post_count[k]) - np.uint64(1)) & np.uint64(capacity - 1)
+                if post_steps[k * np.uint64(capacity) + newest] <= already:
+                    continue
                 value = eligibilities[j] if kind == REWARD else weights[j]
                 m = _spikes_that_arrived(k, delay, until, post_count, post_steps, capacity)
                 value = _after_post_spikes(

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine.placement import Slice
+from neuraxis.engine.placement import Placement, Slice
 from neuraxis.network import Network
 from neuraxis.network.grid import to_steps
 
 __all__ = ["Listener", "Outboxes", "lags_between", "longest_delay"]
 
-Placement = tuple[tuple[Slice, ...], ...]
 Lags = NDArray[np.int64]
 
 # More than this gains nothing, and every step of it takes room in everybody's outbox.
@@ -33,18 +32,22 @@ LONGEST_LAG = 64
 
 @dataclass(frozen=True)
 class Listener:
-    """Somebody on a shard, other than its neurons, who hears a population `delay_steps` after its spikes."""
+    """Somebody on a shard, other than its neurons, who hears a population `delay_steps` after its spikes.
+
+    `depth_steps`: how long after them it may still ask for them.
+    """
 
     shard: int
     population: int
     delay_steps: int
+    depth_steps: int
 
 
 def longest_delay(network: Network, listeners: Sequence[Listener] = ()) -> int:
     """The longest delay that anything in the network has, in steps."""
     longest = [network.delay_bounds_steps(projection)[1] for projection in network.projections]
     longest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
-    longest += [one.delay_steps for one in listeners]
+    longest += [one.depth_steps for one in listeners]
     return max(longest, default=1)
 
 

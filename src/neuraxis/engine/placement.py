@@ -7,11 +7,12 @@ the least expected load. Results do not depend on any of this.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from neuraxis.network import Network
 
-__all__ = ["Slice", "expected_load", "place"]
+__all__ = ["Placement", "Slice", "expected_load", "place", "place_regions", "step_cost_ns"]
 
 # Below this many neurons for each shard, cutting a population costs more (a block, an outbox entry) than it shares.
 SMALLEST_SLICE = 64
@@ -21,6 +22,9 @@ UPDATE_NS = 1.5
 EVENT_NS = 1.0
 PLASTIC_EVENT_NS = 12.0
 EXPECTED_RATE_HZ = 5.0
+
+# An exchange between shards in processes of their own: the way of a cache line, and that nobody is on time.
+EXCHANGE_NS = 3000.0
 
 
 @dataclass(frozen=True)
@@ -36,26 +40,108 @@ class Slice:
         return self.last - self.first
 
 
-def place(network: Network, shards: int) -> tuple[tuple[Slice, ...], ...]:
-    """The slices of each shard, in the order of the populations; a shard may be empty."""
+Placement = tuple[tuple[Slice, ...], ...]
+
+
+def place(network: Network, shards: int, together: Sequence[Collection[int]] = ()) -> Placement:
+    """The slices of each shard, in the order of the populations; a shard may be empty.
+
+    Each group of populations in `together` stays whole and on one shard.
+    """
     load = expected_load(network)
     held: list[list[Slice]] = [[] for _ in range(shards)]
     total = [0.0] * shards
-    small = []
+    grouped = {index for group in together for index in group}
+    small = [sorted(group) for group in together]
     for population in network.populations:
         n = population.n
+        if population.index in grouped:
+            continue
         if shards > 1 and n < SMALLEST_SLICE * shards:
-            small.append(population)
+            small.append([population.index])
             continue
         for shard in range(shards):
             first, last = n * shard // shards, n * (shard + 1) // shards
             held[shard].append(Slice(population.index, first, last))
             total[shard] += (last - first) * load[population.index]
-    for population in sorted(small, key=lambda one: (-one.n * load[one.index], one.index)):
+    for group in sorted(small, key=lambda group: (-sum(network.populations[p].n * load[p] for p in group), group)):
         lightest = min(range(shards), key=lambda shard: (total[shard], shard))
-        held[lightest].append(Slice(population.index, 0, population.n))
-        total[lightest] += population.n * load[population.index]
+        for index in group:
+            held[lightest].append(Slice(index, 0, network.populations[index].n))
+            total[lightest] += network.populations[index].n * load[index]
     return tuple(tuple(sorted(slices, key=lambda one: one.population)) for slices in held)
+
+
+def place_regions(
+    network: Network,
+    shards: int,
+    regions: Sequence[Sequence[int]],
+    load: Sequence[float] | None = None,
+    whole: Collection[int] = (),
+) -> Placement:
+    """The slices of each shard where populations (indices) that belong together stay together, if that pays.
+
+    Several ways are weighed against each other: every region on one shard, the longest first to whoever has least; the
+    same with one of the longest cut over all shards; and everything cut. A shard's steps cost what its neurons cost
+    (`load`, nanoseconds for a neuron and step, by population) and its share of an exchange with others, which
+    comes once in as many steps as the shortest delay between two shards has. The cheapest way for the slowest
+    shard is taken. Regions with a population in `whole` are never cut.
+    """
+    load = expected_load(network) if load is None else load
+    weight = [sum(network.populations[p].n * load[p] for p in region) for region in regions]
+    order = sorted(range(len(regions)), key=lambda r: (-weight[r], r))
+    uncut = {r for r, region in enumerate(regions) if set(region) & set(whole)}
+    cuttable = [r for r in order if r not in uncut]
+    ways = [_longest_first(network, shards, regions, order, cut, load) for cut in ((), cuttable[:1], cuttable[1:2])]
+    ways.append(_longest_first(network, shards, regions, order, cuttable, load))
+    return min(ways, key=lambda way: step_cost_ns(network, way, load))
+
+
+def _longest_first(
+    network: Network,
+    shards: int,
+    regions: Sequence[Sequence[int]],
+    order: Sequence[int],
+    cut: Sequence[int],
+    load: Sequence[float],
+) -> Placement:
+    held: list[list[Slice]] = [[] for _ in range(shards)]
+    total = [0.0] * shards
+
+    def put(population: int, first: int, last: int, shard: int) -> None:
+        held[shard].append(Slice(population, first, last))
+        total[shard] += (last - first) * load[population]
+
+    def lightest() -> int:
+        return min(range(shards), key=lambda shard: (total[shard], shard))
+
+    for region in sorted(order, key=lambda r: r not in cut):
+        home = lightest()
+        for population in regions[region]:
+            n = network.populations[population].n
+            if region not in cut:
+                put(population, 0, n, home)
+            elif n < SMALLEST_SLICE * shards:
+                put(population, 0, n, lightest())
+            else:
+                for shard in range(shards):
+                    put(population, n * shard // shards, n * (shard + 1) // shards, shard)
+    return tuple(tuple(sorted(slices, key=lambda one: one.population)) for slices in held)
+
+
+def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) -> float:
+    """Nanoseconds that a step of the slowest shard is expected to take."""
+    busiest = max(sum(part.n * load[part.population] for part in slices) for slices in placement)
+    homes: dict[int, set[int]] = {}
+    for shard, slices in enumerate(placement):
+        for part in slices:
+            homes.setdefault(part.population, set()).add(shard)
+    between = [
+        network.delay_bounds_steps(projection)[0]
+        for projection in network.projections
+        if len(homes[projection.pre.index] | homes[projection.post.index]) > 1
+    ]
+    return busiest + (EXCHANGE_NS / min(between) if between else 0.0)
 
 
 def expected_load(network: Network) -> list[float]:

@@ -43,6 +43,7 @@ P_WAITED: Final = next(_next)  # ticks of the processor's clock spent waiting fo
 P_COLLECTED: Final = next(_next)  # ... collecting spikes
 P_DELIVERED: Final = next(_next)  # ... delivering them
 P_UPDATED: Final = next(_next)  # ... updating neurons
+P_RECEIVED: Final = next(_next)  # spikes that came from other workers
 P_SIGNALS: Final = next(_next)  # float32[signals]: neuromodulators, then rhythms, as models see them
 P_RHYTHMS: Final = next(_next)  # int64[rhythms, Y_WORDS]
 P_RHYTHM_COUNT: Final = next(_next)
@@ -206,6 +207,9 @@ DECAY_CELLS: Final = 256
 
 # Which parts of a shard take how long is measured in one of this many steps.
 TIMED_EVERY: Final = 32
+
+# What takes longer than this was interrupted, and says nothing of the work.
+LONGEST_TICKS: Final = 200_000
 
 # What `advance` answers.
 DONE: Final = 0  # the steps asked for are complete

@@ -478,7 +478,24 @@ class Shard:
             here = (ids >= first) & (ids < first + part.part.n)
             if here.any():
                 self._injected[i] = np.union1d(self._injected[i], _packed(steps[here], ids[here] - first))
-        self._merge_inputs()
+                self._merge_inputs_of(i)
+
+    def spikes_of(self, population: int, step: int) -> NDArray[np.int64]:
+        """The neurons of a population (within it) that spiked in a step, in order.
+
+        Only for steps that are known here: not after now - lag of who has them, nor longer ago than the longest delay.
+        """
+        if step < 1:
+            return np.zeros(0, np.int64)
+        slot, found = step % self.slots, []
+        for worker, first in enumerate(self._history_first):
+            low, high = self._history_offsets[slot, worker, population : population + 2]
+            if high > low:
+                found.append(self._history_ids[slot, first + low : first + high])
+        if not found:
+            return np.zeros(0, np.int64)
+        ids: NDArray[np.int64] = np.sort(np.concatenate(found)).astype(np.int64)
+        return ids - int(self._first_ids[population])
 
     def pending_spikes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(steps, ids in the network) of the injected spikes that are still to come."""
@@ -495,13 +512,17 @@ class Shard:
 
     def _merge_inputs(self) -> None:
         """Set what each slice is told to emit from the next step on."""
+        for i in range(len(self.parts)):
+            self._merge_inputs_of(i)
+
+    def _merge_inputs_of(self, i: int) -> None:
         next_step = np.uint64((self.step + 1) << 32)
-        for i, row in enumerate(self.slice_rows):
-            self._injected[i] = self._injected[i][self._injected[i] >= next_step]
-            described = self._described[i][np.searchsorted(self._described[i], next_step) :]
-            self._inputs[i] = np.union1d(described, self._injected[i])
-            row[w.S_INPUT], row[w.S_INPUT_COUNT] = self._inputs[i].ctypes.data, len(self._inputs[i])
-            row[w.S_INPUT_POSITION] = 0
+        self._injected[i] = self._injected[i][self._injected[i] >= next_step]
+        described = self._described[i][np.searchsorted(self._described[i], next_step) :]
+        self._inputs[i] = np.union1d(described, self._injected[i])
+        row = self.slice_rows[i]
+        row[w.S_INPUT], row[w.S_INPUT_COUNT] = self._inputs[i].ctypes.data, len(self._inputs[i])
+        row[w.S_INPUT_POSITION] = 0
 
     def silence(self, populations: Iterable[int]) -> None:
         """Have exactly these populations neither updated nor heard from the next step on."""
@@ -510,6 +531,7 @@ class Shard:
             if row[w.S_SILENT] and part.part.population not in silent:
                 size = part.accumulators.blocks * part.accumulators.stride
                 self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
+                _set_currents(row, self.pulse_rows, self.step + 1)  # one may have begun or ended meanwhile
             row[w.S_SILENT] = part.part.population in silent
         self.silent = frozenset(silent)
 

@@ -41,8 +41,8 @@ _SHARD = re.compile(r"shard-\d+\.safetensors")
 Array = NDArray[np.generic]
 
 
-def write_shard(folder: Path, state: ShardState, shard: int) -> str:
-    """Write one shard's state to a file in `folder`; its name."""
+def write_shard(folder: Path, state: ShardState, shard: int, residents: Mapping[str, Array] | None = None) -> str:
+    """Write one shard's state, and what its residents remember, to a file in `folder`; its name."""
     arrays: dict[str, Array] = {
         "spike_steps": state.spike_steps,
         "spike_ids": state.spike_ids,
@@ -60,11 +60,14 @@ def write_shard(folder: Path, state: ShardState, shard: int) -> str:
     for index, sources in state.sources.items():
         for name, array in sources.items():
             arrays[f"sources/{index}/{name}"] = array
+    arrays |= {f"resident/{key}": array for key, array in (residents or {}).items()}
     name = f"shard-{shard}.safetensors"
     totals = {"step": str(state.step), "events": str(state.events), "spike_hash": str(state.spike_hash)}
     path = folder / name
     try:
-        save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path, metadata=totals)
+        # (A single number would become an array of one.)
+        whole = {key: np.ascontiguousarray(value) if value.ndim else value for key, value in arrays.items()}
+        save_file(whole, path, metadata=totals)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
@@ -215,6 +218,16 @@ class SavedState:
                 return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
         return {}
 
+    def residents(self) -> dict[str, Array]:
+        """What all residents remember, by "name/key"."""
+        prefix = "resident/"
+        return {
+            key.removeprefix(prefix): file.get_tensor(key)
+            for file in self._files
+            for key in file.keys()  # noqa: SIM118
+            if key.startswith(prefix)
+        }
+
     def _overlapping(
         self, kind: str, index: int, first: int, last: int
     ) -> Iterator[tuple[int, int, Any, set[str], str]]:
@@ -264,7 +277,10 @@ def new_state_folder(folder: Path, step: int) -> Path:
     return made
 
 
-def write_manifest(folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str) -> None:
+def write_manifest(
+    folder: Path, state: Path, files: list[str], network: Network, step: int, fingerprint: str,
+    note: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Make `state` the state that the folder holds."""
     _state_named(folder / MANIFEST)  # raises where a manifest of somebody else would be written over
     manifest = {
@@ -275,6 +291,7 @@ def write_manifest(folder: Path, state: Path, files: list[str], network: Network
         "network": describe_network(network),
         "state": state.name,
         "files": files,
+        "note": dict(note or {}),
     }
     new = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
     try:
@@ -333,12 +350,13 @@ def _state_named(path: Path) -> str:
     return "" if _is_elsewhere(name) or not name.startswith("state-") else name
 
 
-def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
-    """The folder and the names of the files of the saved state; an error if it is none of this network's."""
+def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str], dict[str, Any]]:
+    """The folder and the names of the files of the saved state, and its note; an error if it is another network's."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
         saved, name, files = dict(manifest["network"]), str(manifest["state"]), [str(f) for f in manifest["files"]]
+        note = dict(manifest.get("note") or {})
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: no saved state here ({MANIFEST} is missing)") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -356,7 +374,7 @@ def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str]]:
                 f"{folder}: was saved from another network: {field} was {saved.get(field)!r}, "
                 f"here it is {here[field]!r}"
             )
-    return folder / name, files
+    return folder / name, files, note
 
 
 def _is_elsewhere(name: str) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.execution.resident import Resident
 from neuraxis.network import Network
 
-__all__ = ["BuildReport", "Counters", "Executor", "Recorded", "Samples", "merge_recorded"]
+__all__ = ["BuildReport", "Counters", "Executor", "Recorded", "Samples", "WorkerStatus", "merge_recorded"]
 
 Value = TypeVar("Value")
 
@@ -47,6 +48,22 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class WorkerStatus:
+    """How one worker is doing. Ticks are of its processor's clock: they say how times compare, not what they are."""
+
+    worker: int
+    step: int
+    memory_bytes: int
+    spikes_out: int
+    spikes_in: int  # from other workers
+    shares: dict[str, float]  # of the run time: waiting, collecting, delivering, updating
+    update_ticks: dict[int, float]  # by population
+    plastic_ticks: dict[int, float]  # by projection
+    static_ticks: float
+    busy_ticks: float
+
+
+@dataclass(frozen=True)
 class Samples:
     """Some neurons' values of one state probe: (steps) x (places among the probe's neurons)."""
 
@@ -75,16 +92,21 @@ class Executor(Protocol):
     workers: int
     leads: bool  # whether this process writes files; False for all but one where each has the same simulation
 
-    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
-        """Build the network; `progress` is told of synapses as they are built."""
+    def start(
+        self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
+    ) -> BuildReport:
+        """Build the network; `progress` is told of synapses as they are built. `residents` live beside the neurons."""
 
     def advance(self, until: int) -> Recorded:
         """Run to step `until`; what was recorded on the way."""
 
     def counters(self) -> Counters: ...
 
-    def load(self) -> list[dict[str, float]]:
-        """For each shard, the shares of its run time: waiting, collecting, delivering, updating."""
+    def status(self) -> list[WorkerStatus]:
+        """How each worker is doing."""
+
+    def give(self, resident: str, data: Any) -> None:
+        """Data for a resident, which it gets with its next call."""
 
     def state_hash(self) -> int:
         """A number for all states and learned weights, the same for any number of shards."""
@@ -128,6 +150,8 @@ class Executor(Protocol):
 
 def merge_recorded(pieces: list[Recorded]) -> Recorded:
     """What several shards recorded in the same steps, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
     steps = np.concatenate([piece.steps for piece in pieces])
     ids = np.concatenate([piece.ids for piece in pieces])
     order = np.lexsort((ids, steps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,8 @@ from neuraxis.engine.placement import place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.execution.exchange import Exchange
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus
+from neuraxis.execution.resident import Letter, Resident, listeners
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.network import Network
@@ -40,15 +41,18 @@ class LockstepExecutor(ShardsTogether):
         self._runner: ShardRunner | None = None
         self._exchange: Exchange | None = None
 
-    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+    def start(
+        self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
+    ) -> BuildReport:
         if self._runner is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
-        placement = place(network, self.workers)
+        placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
         me = self._communicator.rank
-        lags = lags_between(network, placement)
+        lags = lags_between(network, placement, listeners(residents, placement))
         lags[:] = lags.min()  # all ranks meet at the same steps
-        self._runner = ShardRunner(network, placement, me, Outboxes.private(network, placement, lags), progress, (0, 0))
+        outboxes = Outboxes.private(network, placement, lags)
+        self._runner = ShardRunner(network, placement, me, outboxes, progress, (0, 0), residents, _NoMail())
         self._exchange = Exchange(self._runner.shard, self._communicator)
         return merge_reports(self._gather(self._runner.report()))
 
@@ -94,8 +98,21 @@ class LockstepExecutor(ShardsTogether):
         return [_raised(one) for one in answers]
 
 
+class _NoMail:
+    """Ranks exchange spikes and nothing else."""
+
+    def __init__(self) -> None:
+        self.letters: dict[tuple[int, int], Any] = {}
+
+    def post(self, letter: Letter) -> None:
+        raise InvalidArgument("data do not travel between ranks: let residents that exchange them run in one process")
+
+    def fetch(self, source: int, step: int) -> Any:
+        raise InvalidArgument("data do not travel between ranks: let residents that exchange them run in one process")
+
+
 # Answers travel as plain data (nothing is pickled); these are what they are made of.
-_KINDS = {kind.__name__: kind for kind in (BuildReport, Counters, Recorded, Samples)}
+_KINDS = {kind.__name__: kind for kind in (BuildReport, Counters, Recorded, Samples, WorkerStatus)}
 
 _ERRORS = {kind.__name__: kind for kind in (CheckpointError, InvalidArgument)}
 

@@ -10,61 +10,103 @@ from __future__ import annotations
 
 import ctypes
 import signal as signals
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from neuraxis.comm.region import SharedRegion
-from neuraxis.engine.outboxes import Outboxes, lags_between
-from neuraxis.engine.placement import Slice, place
+from neuraxis.engine.outboxes import Outboxes
+from neuraxis.engine.placement import Placement, place
 from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
+from neuraxis.execution.notes import NOTES_BYTES, Notes
+from neuraxis.execution.resident import Letter, Resident, shard_of
 from neuraxis.execution.together import ShardsTogether, merge_reports
-from neuraxis.execution.worker import serve
+from neuraxis.execution.worker import Setup, serve
 from neuraxis.launch import Team
 from neuraxis.machine import usable_cores
 from neuraxis.network import Network
 
 __all__ = ["ParallelExecutor"]
 
+_LOG_LINES = 5
+
 
 class ParallelExecutor(ShardsTogether):
     """`workers` processes, each with a shard of the network."""
 
-    def __init__(self, workers: int, *, timeout_s: float | None = None) -> None:
-        """`timeout_s`: how long a command may take once all is built (None: while all workers live, any time)."""
+    def __init__(self, workers: int, *, timeout_s: float | None = None, placement: Placement | None = None) -> None:
+        """
+        Args:
+            timeout_s: how long a command may take once all is built (None: while all workers live, any time).
+            placement: who has which neurons; by default every worker has a part of every large population.
+        """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         self.workers = workers
         self._timeout_s = timeout_s
+        self._placement = placement
+        self._residents: tuple[Resident, ...] = ()
         self._team: Team | None = None
         self._region: SharedRegion | None = None
-        self._network: Network | None = None
-        self._placement: tuple[tuple[Slice, ...], ...] = ()
+        self._setup: Setup | None = None
         self._outboxes: Outboxes | None = None
 
-    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
-        if self._network is not None:
+    def start(
+        self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
+    ) -> BuildReport:
+        if self._setup is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
-        self._network = network
-        self._placement = place(network, self.workers)
-        lags = lags_between(network, self._placement)
-        self._region = SharedRegion.create(Outboxes.size_for(network, self._placement, lags))
-        self._outboxes = Outboxes.at(self._region.address, network, self._placement, lags)
+        self._residents = tuple(residents)
+        placement = self._placement
+        if placement is None:
+            placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
+        elif len(placement) != self.workers:
+            raise InvalidArgument(f"placement: for {len(placement)} workers; there are {self.workers}")
         try:
             self._team = Team(serve, self.workers, grace_s=1.0)
-            self._team.broadcast((network, self._placement, self._region.name, _patience(self.workers)))
-            reports: dict[int, BuildReport] = {}
-            while len(reports) < self.workers:
-                rank, message = self._receive()
-                if isinstance(message, BuildReport):
-                    reports[rank] = message
-                else:
-                    progress(message)
-            self._region.seal()
+            return self._build(network, placement, progress)
         except BaseException:
             self.close()
             raise
+
+    def move(self, placement: Placement) -> None:
+        """Have the workers hold other neurons than before. Their states are lost: restore them."""
+        assert self._setup is not None
+        if self._team is None:
+            raise ShardFailed("the workers of this simulation have ended")
+        try:
+            self._build(self._setup.network, placement, lambda synapses: None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, network: Network, placement: Placement, progress: Callable[[int], None]) -> BuildReport:
+        """Have every worker build its shard."""
+        assert self._team is not None
+        setup = Setup(network, placement, "", _patience(self.workers), self._residents)
+        region = SharedRegion.create(setup.region_bytes)
+        old, self._region = self._region, region
+        self._setup = setup = replace(setup, region=region.name)
+        self._outboxes = setup.outboxes(region.address)
+        self._team.broadcast(setup)
+        reports: dict[int, BuildReport] = {}
+        while len(reports) < self.workers:
+            rank, message = self._receive()
+            if isinstance(message, BuildReport):
+                reports[rank] = message
+            else:
+                progress(message)
+        region.seal()
+        if old is not None:
+            old.close()
         return merge_reports(list(reports.values()))
+
+    @property
+    def placement(self) -> Placement:
+        """Who has which neurons."""
+        assert self._setup is not None
+        return self._setup.placement
 
     def close(self) -> None:
         """End the workers and give the memory back."""
@@ -82,7 +124,7 @@ class ParallelExecutor(ShardsTogether):
             raise ShardFailed("the workers of this simulation have ended")
         try:
             self._team.broadcast((command, *arguments))
-            answers = self._team.gather(timeout=self._timeout_s)
+            answers = self._answers() if self._residents else self._team.gather(timeout=self._timeout_s)
         except WorkerFailed as error:
             self._fail(error)
         except LineTimeout as error:
@@ -102,6 +144,29 @@ class ParallelExecutor(ShardsTogether):
                 raise answer
         return answers
 
+    def _answers(self) -> list[Any]:
+        """One answer of each worker, by rank. Letters that come meanwhile are passed on."""
+        assert self._team is not None
+        assert self._setup is not None
+        answers: dict[int, Any] = {}
+        while len(answers) < self.workers:
+            rank, message = self._team.receive(timeout=self._timeout_s)
+            if isinstance(message, Letter):
+                homes = {
+                    shard_of(one, self._setup.placement)
+                    for one in self._residents
+                    if any(hearing.population == message.source for hearing in one.hears)
+                }
+                for home in homes - {rank}:
+                    self._team.send(home, message)
+            elif isinstance(message, ShardFailed):
+                # The others wait for a shard that will not go on.
+                self.close()
+                raise message
+            else:
+                answers[rank] = message
+        return [answers[rank] for rank in range(self.workers)]
+
     def _receive(self) -> tuple[int, Any]:
         assert self._team is not None
         try:
@@ -113,15 +178,28 @@ class ParallelExecutor(ShardsTogether):
         """Say which shard failed and how far it had come."""
         step = self._last_step(error.rank)
         held = self._describe(error.rank)
+        memory, log = self._notes(error.rank)
         self.close()
         how = f"{_signal_name(error.signal)}" if error.signal else f"exit code {error.exit_code}"
         text = f"worker {error.rank} ({held}) failed after step {step}: {how}"
         if error.traceback:
             text = f"worker {error.rank} ({held}) failed after step {step}:\n{error.traceback.rstrip()}"
+        if memory:
+            text += f"\nits memory: {memory / 2**20:,.0f} MiB"
+        if log:
+            text += "\nthe last lines of its log:\n" + "\n".join(f"  {line}" for line in log)
+        text += "\nnext: " + _next_action(error)
         raise ShardFailed(
             text, worker=error.rank, shard=held, step=step, exit_code=error.exit_code, signal=error.signal,
-            traceback=error.traceback,
+            traceback=error.traceback, memory_bytes=memory, log="\n".join(log),
         ) from error  # fmt: skip
+
+    def _notes(self, rank: int) -> tuple[int, list[str]]:
+        """What a worker left: its memory, and the last lines of its log."""
+        if self._region is None or not 0 <= rank < self.workers:
+            return 0, []
+        notes = Notes(self._region.address + NOTES_BYTES * rank)
+        return notes.memory_bytes, notes.lines()[-_LOG_LINES:]
 
     def _last_step(self, rank: int) -> int:
         if self._region is None or self._outboxes is None or rank < 0:
@@ -130,13 +208,21 @@ class ParallelExecutor(ShardsTogether):
         return int(word.value)
 
     def _describe(self, rank: int) -> str:
-        if self._network is None or not 0 <= rank < len(self._placement):
+        if self._setup is None or not 0 <= rank < self.workers:
             return "its shard"
         names = [
-            f"{self._network.populations[part.population].name}[{part.first}:{part.last}]"
-            for part in self._placement[rank]
+            f"{self._setup.network.populations[part.population].name}[{part.first}:{part.last}]"
+            for part in self._setup.placement[rank]
         ]
         return ", ".join(names) if names else "no neurons"
+
+
+def _next_action(error: WorkerFailed) -> str:
+    if error.traceback:
+        return "mend what raised, and run again from the last saved state (restore)"
+    if error.signal == signals.SIGKILL:
+        return "see whether the memory was enough (dmesg), and run again from the last saved state (restore)"
+    return "run again from the last saved state (restore), or with workers=1 to see it happen in this process"
 
 
 def _signal_name(number: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,9 @@ from neuraxis.engine.placement import Slice
 from neuraxis.engine.shard import Shard
 from neuraxis.engine.state import export_state, install_state, state_hash
 from neuraxis.execution.checkpoint import SavedState, write_shard
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus, merge_recorded
+from neuraxis.execution.notes import peak_memory_bytes
+from neuraxis.execution.resident import Mail, OwnMail, Resident, Residents, listeners
 from neuraxis.network import Network
 from neuraxis.network.grid import to_steps
 
@@ -39,9 +40,12 @@ class ShardRunner:
         outboxes: Outboxes,
         progress: Callable[[int], None],
         patience: tuple[int, int],
+        residents: Sequence[Resident] = (),
+        mail: Mail | None = None,
     ) -> None:
         self.network = network
-        self.shard = Shard(network, placement, me, outboxes, progress)
+        self.shard = Shard(network, placement, me, outboxes, progress, listeners(residents, placement))
+        self.residents = Residents(network, self.shard, residents, mail or OwnMail())
         self._patience = patience
         self._taken = 0  # the last step whose samples were taken
 
@@ -56,43 +60,66 @@ class ShardRunner:
 
         Where the others' outboxes do not fill by themselves, `fetch` is called to fill them.
         """
-        pieces = []
+        pieces: list[Recorded] = []
         spikes_before = int(self.shard.spike_counts.sum())
+        while self.shard.step < until:
+            self._run_to(self.residents.next_stop(until), pieces, check, fetch)
+            self.residents.act()
+        self.residents.forget()
+        pieces.append(self._take())
+        recorded = merge_recorded(pieces)
+        return Recorded(
+            recorded.steps, recorded.ids, recorded.samples, int(self.shard.spike_counts.sum()) - spikes_before
+        )
+
+    def _run_to(
+        self, until: int, pieces: list[Recorded], check: Callable[[], None], fetch: Callable[[], None] | None
+    ) -> None:
         nap = _SHORTEST_NAP_S
         while True:
             answer = self.shard.advance(until, *self._patience)
-            if answer == plan.WAITING and fetch is not None:
+            if answer == plan.DONE:
+                return
+            if answer == plan.FULL:
+                nap = _SHORTEST_NAP_S
+                pieces.append(self._take())
+            elif fetch is not None:
                 fetch()
-                continue
-            if answer == plan.WAITING:
+            else:
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP_S)
                 if nap == _LONGEST_NAP_S:
                     check()
-                continue
-            nap = _SHORTEST_NAP_S
-            pieces.append(self._take())
-            if answer == plan.DONE:
-                break
-        return Recorded(
-            np.concatenate([piece.steps for piece in pieces]),
-            np.concatenate([piece.ids for piece in pieces]),
-            [sample for piece in pieces for sample in piece.samples],
-            int(self.shard.spike_counts.sum()) - spikes_before,
-        )
 
     def counters(self) -> Counters:
         shard = self.shard
-        scale = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-        return Counters(shard.step, shard.spike_counts.copy(), shard.events, shard.spike_hash, peak)
+        return Counters(shard.step, shard.spike_counts.copy(), shard.events, shard.spike_hash, peak_memory_bytes())
 
-    def load(self) -> dict[str, float]:
-        """The shares of the run time so far that went into each part of a step."""
+    def status(self) -> WorkerStatus:
+        """How this shard is doing."""
+        shard, every = self.shard, plan.TIMED_EVERY
         words = {"waiting": plan.P_WAITED, "collecting": plan.P_COLLECTED, "delivering": plan.P_DELIVERED}
-        ticks = {name: float(self.shard.plan[word]) for name, word in {**words, "updating": plan.P_UPDATED}.items()}
+        ticks = {name: float(shard.plan[word]) for name, word in {**words, "updating": plan.P_UPDATED}.items()}
         total = sum(ticks.values())
-        return {name: spent / total if total else 0.0 for name, spent in ticks.items()}
+        plastic = {one.projection.index: float(every * one.row[plan.L_TICKS]) for one in shard.plastic}
+        return WorkerStatus(
+            worker=shard.me,
+            step=shard.step,
+            memory_bytes=peak_memory_bytes(),
+            spikes_out=int(shard.spike_counts.sum()),
+            spikes_in=int(shard.plan[plan.P_RECEIVED]),
+            shares={name: spent / total if total else 0.0 for name, spent in ticks.items()},
+            update_ticks={
+                part.part.population: float(every * row[plan.S_TICKS])
+                for part, row in zip(shard.parts, shard.slice_rows, strict=True)
+            },
+            plastic_ticks=plastic,
+            static_ticks=max(0.0, ticks["delivering"] - sum(plastic.values())),
+            busy_ticks=total - ticks["waiting"],
+        )
+
+    def give(self, resident: str, data: Any) -> None:
+        self.residents.give(resident, data)
 
     def state_hash(self) -> int:
         return state_hash(self.shard)
@@ -134,11 +161,12 @@ class ShardRunner:
         self.shard.freeze(projections)
 
     def save(self, folder: str | Path) -> str:
-        return write_shard(Path(folder), export_state(self.shard), self.shard.me)
+        return write_shard(Path(folder), export_state(self.shard), self.shard.me, self.residents.export())
 
     def restore(self, folder: str | Path, files: list[str]) -> None:
         with SavedState(Path(folder), files) as saved:
             install_state(self.shard, saved)
+            self.residents.install(saved.residents())
         self._taken = self.shard.step
 
     def publish(self) -> None:

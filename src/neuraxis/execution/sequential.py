@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine.outboxes import Outboxes
+from neuraxis.engine.outboxes import Outboxes, lags_between
 from neuraxis.engine.placement import place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.executor import BuildReport, Counters, Recorded
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus
+from neuraxis.execution.resident import Resident, listeners
 from neuraxis.execution.runner import ShardRunner
+from neuraxis.execution.tensors import lowered
 from neuraxis.network import Network
 
 __all__ = ["SequentialExecutor"]
@@ -31,12 +33,17 @@ class SequentialExecutor:
     def __init__(self) -> None:
         self._runner: ShardRunner | None = None
 
-    def start(self, network: Network, progress: Callable[[int], None]) -> BuildReport:
+    def start(
+        self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
+    ) -> BuildReport:
         if self._runner is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
         placement = place(network, 1)
-        self._runner = ShardRunner(network, placement, 0, Outboxes.private(network, placement), progress, (0, 0))
+        outboxes = Outboxes.private(
+            network, placement, lags_between(network, placement, listeners(residents, placement))
+        )
+        self._runner = ShardRunner(network, placement, 0, outboxes, progress, (0, 0), residents)
         return self._runner.report()
 
     @property
@@ -50,8 +57,11 @@ class SequentialExecutor:
     def counters(self) -> Counters:
         return self._started.counters()
 
-    def load(self) -> list[dict[str, float]]:
-        return [self._started.load()]
+    def status(self) -> list[WorkerStatus]:
+        return [self._started.status()]
+
+    def give(self, resident: str, data: Any) -> None:
+        self._started.give(resident, lowered(data))
 
     def state_hash(self) -> int:
         return self._started.state_hash()

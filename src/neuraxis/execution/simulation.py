@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.placement import Placement
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
 from neuraxis.execution.checkpoint import (
     SavedState,
@@ -21,19 +24,25 @@ from neuraxis.execution.checkpoint import (
     remove_other_states,
     write_manifest,
 )
-from neuraxis.execution.executor import Counters, Executor, Recorded
+from neuraxis.execution.executor import Counters, Executor, Recorded, WorkerStatus
 from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine, run_text
 from neuraxis.execution.recording import Recording
+from neuraxis.execution.recovery import ACTIONS, Recovery
+from neuraxis.execution.resident import Resident
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
 from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
+from neuraxis.network.arguments import near, one_of, positive
 from neuraxis.network.grid import array_to_steps, to_steps
 from neuraxis.network.inputs import SpikeInput
 from neuraxis.network.network import LARGEST_STEP
+from neuraxis.network.population import LARGEST_FLOAT32, LARGEST_INT32
 
 __all__ = ["Simulation"]
+
+_log = logging.getLogger("neuraxis.simulation")
 
 # A run is cut into pieces of about this much time, between which Ctrl-C is heard and progress is told.
 _PIECE_S = 0.2
@@ -52,6 +61,11 @@ class Simulation:
             Files get their names when the simulation is closed, and end in ".partial" until then.
             Without it all is kept in memory.
         progress: whether to draw a progress line; by default on a terminal.
+        residents: Python that lives beside the neurons; see `neuraxis.execution.resident`.
+        placement: which worker has which neurons; see `neuraxis.engine.placement`.
+        on_worker_loss: "raise", or "restart": then the state is saved on the way (to the folder for temporary files),
+            and when a worker dies, new ones go on from there, with the same result as if nothing had happened.
+        recovery_every_ms: how much model time there is between two such states, at least.
     """
 
     def __init__(
@@ -62,6 +76,10 @@ class Simulation:
         executor: Executor | None = None,
         record_to: str | Path | None = None,
         progress: bool | None = None,
+        residents: Sequence[Resident] = (),
+        placement: Placement | None = None,
+        on_worker_loss: str = "raise",
+        recovery_every_ms: float = 1000.0,
     ) -> None:
         if not isinstance(network, Network):
             raise InvalidType(f"network={network!r}: a Network is expected")
@@ -73,10 +91,21 @@ class Simulation:
             raise InvalidArgument(f"workers={workers}: the executor given has {executor.workers}")
         self.network = network = network.copy()
         self._show = progress
+        self._residents = tuple(residents)
         self._closed = False
         self._step = 0
+        self._placement = placement
+        self._recovery: Recovery | None = None
+        if one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")) == "restart":
+            if executor is not None:
+                raise InvalidArgument(
+                    "on_worker_loss='restart': say workers=, not executor=: new workers may be needed"
+                )
+            self._recovery = Recovery(
+                to_steps(positive(recovery_every_ms, "recovery_every_ms"), network.dt_ms, "recovery")
+            )
         if executor is None:
-            executor = SequentialExecutor() if workers == 1 else ParallelExecutor(workers)
+            executor = self._new_executor(int(workers))
         to_file = None if record_to is None or not executor.leads else Path(record_to)
         self._recording = Recording(network, to_file, keep=record_to is None)
         self._executor = executor
@@ -85,7 +114,7 @@ class Simulation:
         try:
             with ProgressLine("building", max(1.0, expected), progress) as line:
                 self.build = self._executor.start(
-                    network, lambda synapses: line.advance(synapses, f"{expected / 1e6:,.1f} M synapses")
+                    network, lambda n: line.advance(n, f"{expected / 1e6:,.1f} M synapses"), self._residents
                 )
         except BaseException:
             self._abandon()
@@ -111,16 +140,15 @@ class Simulation:
 
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""
-        executor = self._open()
-        before = self._counted(executor)
+        before = self._counted()
         seconds = self.advance(steps)
-        return self._summary(before, self._counted(executor), seconds)
+        return self._summary(before, self._counted(), seconds)
 
     def advance(self, steps: int) -> float:
         """Run for a number of steps without a summary, which costs more than a few steps do; the seconds it took."""
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
             raise InvalidArgument(f"steps={steps!r}: a number of steps, 0 or more, is expected")
-        executor = self._open()
+        self._open()
         begun_at, until = self._step, self._step + int(steps)
         if until > LARGEST_STEP:
             raise InvalidArgument(
@@ -131,14 +159,16 @@ class Simulation:
         with ProgressLine("running", max(1, int(steps)), self._show) as line:
             while self._step < until:
                 # Agreed: the pieces follow the clock, and other processes have another one.
-                target = int(self._guarded(executor.agree, lambda piece=piece: min(until, self._step + piece)))
+                target = int(self._do("agree", lambda piece=piece: min(until, self._step + piece)))
                 begun = time.perf_counter()
                 with Interrupts():
-                    recorded = self._guarded(executor.advance, target)
+                    recorded = self._do("advance", target)
                     took = time.perf_counter() - begun
                     seconds += took
                     self._step = target
                     self._record(recorded)
+                    if self._recovery is not None and self._recovery.is_due(self._step):
+                        self._recovery.save(self._executor, self._step)
                 spikes += recorded.spikes
                 done = self._step - begun_at
                 line.update(done, run_text(self.time_ms, done * self.network.dt_ms * 1e-3, seconds, spikes))
@@ -159,7 +189,7 @@ class Simulation:
             raise InvalidArgument(f"times_ms: {given.times_ms.min():g} ms is not after now ({self.time_ms:g} ms)")
         if steps.size and int(steps.max()) > LARGEST_STEP:
             raise InvalidArgument(f"times_ms: {given.times_ms.max():g} ms is beyond the last step ({LARGEST_STEP:,})")
-        self._open_and_guarded("inject", steps, given.ids + known.first_id)
+        self._do("inject", steps, given.ids + known.first_id)
 
     def set_state(self, population: Population | str, name: str, values: Any) -> None:
         """Set a state of all neurons of a population: one number for all, or one for each."""
@@ -174,18 +204,18 @@ class Simulation:
             )
         if not np.isfinite(array).all():
             raise InvalidArgument("values: finite numbers are expected")
-        if whole and array.size and max(-int(array.min()), int(array.max())) >= 2**31:
-            raise InvalidArgument("values: beyond what int32 holds")
+        if array.size and max(-array.min(), array.max()) > (LARGEST_INT32 if whole else LARGEST_FLOAT32):
+            raise InvalidArgument(f"values: beyond what {'int32' if whole else 'float32'} holds")
         filled = np.broadcast_to(array.astype(np.int32 if whole else np.float32), (known.n,))
-        self._open_and_guarded("write_state", known.index, name, np.ascontiguousarray(filled))
+        self._do("write_state", known.index, name, np.ascontiguousarray(filled))
 
     def silence(self, *populations: Population | str) -> None:
         """Have exactly these populations (none: no more any) neither updated nor heard from now on: a lesion."""
-        self._open_and_guarded("silence", sorted(self._population(one).index for one in populations))
+        self._do("silence", sorted(self._population(one).index for one in populations))
 
     def freeze(self, *projections: Projection | str) -> None:
         """Have exactly these projections (none: no more any) keep their weights as they are from now on."""
-        self._open_and_guarded("freeze", sorted(self._projection(one).index for one in projections))
+        self._do("freeze", sorted(self._projection(one).index for one in projections))
 
     # --- to look at -------------------------------------------------------------------------------------------
 
@@ -227,16 +257,16 @@ class Simulation:
     def state(self, population: Population | str, name: str) -> NDArray[np.generic]:
         """A state of all neurons of a population, as it is now."""
         known = self._population_with(population, name)
-        return self._open_and_guarded("read_state", known.index, name)  # type: ignore[no-any-return]
+        return self._do("read_state", known.index, name)  # type: ignore[no-any-return]
 
     def spike_counts(self, population: Population | str) -> NDArray[np.int64]:
         """How many spikes each neuron of a population has emitted so far, recorded or not."""
-        return self._open_and_guarded("read_counts", self._population(population).index)  # type: ignore[no-any-return]
+        return self._do("read_counts", self._population(population).index)  # type: ignore[no-any-return]
 
     def synapses(self, projection: Projection | str) -> dict[str, NDArray[np.generic]]:
         """pre, post, delay_steps and weight (as it is now) of every synapse, sorted by post, then pre."""
         known = self._projection(projection)
-        return self._open_and_guarded("read_synapses", known.index)  # type: ignore[no-any-return]
+        return self._do("read_synapses", known.index)  # type: ignore[no-any-return]
 
     def weights(self, projection: Projection | str) -> NDArray[np.generic]:
         """The weights of a projection as they are now, sorted by post, then pre."""
@@ -245,7 +275,7 @@ class Simulation:
     def level(self, modulator: str) -> float:
         """The level of a neuromodulator now."""
         known = self._modulator(modulator)
-        level = self._open_and_guarded("level", known.index)
+        level = self._do("level", known.index)
         return float(known.baseline + level)
 
     def release(self, modulator: str, amount: float) -> None:
@@ -253,12 +283,22 @@ class Simulation:
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
             raise InvalidArgument(f"amount={amount!r}: a number is expected")
         known = self._modulator(modulator)
-        level = float(self._open_and_guarded("level", known.index))
-        self._open_and_guarded("set_level", known.index, level + amount)
+        level = float(self._do("level", known.index))
+        self._do("set_level", known.index, level + amount)
 
     def load(self) -> list[dict[str, float]]:
         """For each worker, the shares of the run time that it spent waiting, collecting, delivering and updating."""
-        return self._open_and_guarded("load")  # type: ignore[no-any-return]
+        return [one.shares for one in self.status()]
+
+    def status(self) -> list[WorkerStatus]:
+        """How each worker is doing: step, memory, spikes in and out, and where its time goes."""
+        return self._do("status")  # type: ignore[no-any-return]
+
+    def give(self, resident: str, data: Any) -> None:
+        """Data (an array, a tensor, ...) for a resident, which gets them after the next step."""
+        if resident not in {one.name for one in self._residents}:
+            raise InvalidArgument(f"no resident {resident!r}; {near(resident, [one.name for one in self._residents])}")
+        self._do("give", resident, data)
 
     def fingerprint(self) -> str:
         """A hash of every spike so far and of the states and learned weights now.
@@ -266,54 +306,67 @@ class Simulation:
         Two runs of the same network whose fingerprints agree had (but for a chance in 2^64) the same spikes, states and
         weights, however many workers they had.
         """
-        executor = self._open()
-        return self._fingerprint(self._counted(executor))
+        return self._fingerprint(self._counted())
 
     def _fingerprint(self, counters: Counters) -> str:
-        state = int(self._open_and_guarded("state_hash"))
+        state = int(self._do("state_hash"))
         return f"{(counters.hash + 0x9E3779B97F4A7C15 * (state + self._step)) % 2**64:016x}"
 
     # --- to keep ----------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, note: Mapping[str, Any] | None = None) -> None:
         """Write the complete state to a folder; what it held before stays valid until the new state is complete.
 
-        A folder is for one simulation.
+        A folder is for one simulation. `note` is kept with the state: whatever JSON can hold.
         """
-        executor = self._open()
+        self._open()
         folder = Path(folder)
         with Interrupts():
-            state = Path(self._guarded(executor.agree, lambda: str(new_state_folder(folder, self._step).resolve())))
+            state = Path(self._do("agree", lambda: str(new_state_folder(folder, self._step).resolve())))
             try:
-                files = self._guarded(executor.save, state)
+                files = self._do("save", state)
                 now = (self._step, self.fingerprint())
-                self._guarded(executor.agree, lambda: write_manifest(folder, state, files, self.network, *now))
+                self._do("agree", lambda: write_manifest(folder, state, files, self.network, *now, note))
             except BaseException:
                 discard_state(folder, state)
                 raise
-        if executor.leads:
+        if self._executor.leads:
             remove_other_states(folder, state)
 
-    def restore(self, folder: str | Path) -> None:
-        """Go on from a saved state of the same network, saved with any number of workers.
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Go on from a saved state of the same network, saved with any number of workers; the note saved with it.
 
         What was recorded in memory is forgotten; files must be able to go on from the state's step. A state that
         cannot be used leaves the simulation as it was.
         """
-        executor = self._open()
-        state, files = read_manifest(Path(folder), self.network)
+        self._open()
+        state, files, note = read_manifest(Path(folder), self.network)
         with SavedState(state, files) as saved:
             saved.check(self.network)
             step = saved.step
-        self._guarded(executor.agree, lambda: self._recording.check_restore(step))
+        self._do("agree", lambda: self._recording.check_restore(step))
         with Interrupts():
             try:
-                self._guarded(executor.restore, state.resolve(), files)
+                self._do("restore", state.resolve(), files)
             except CheckpointError:
                 self._abandon()  # some shards may have taken the state and others not
                 raise
             self._step = step
             self._recording.clear()
+            if self._recovery is not None:
+                self._recovery.save(self._executor, step)
+        return note
+
+    def move(self, placement: Placement) -> None:
+        """Have the workers hold other neurons than so far; this changes no spike. In one process there is no choice."""
+        self._open()
+        self._placement = placement
+        if not isinstance(self._executor, ParallelExecutor) or placement == self._executor.placement:
+            return
+        with tempfile.TemporaryDirectory(prefix="neuraxis-move-") as folder, Interrupts():
+            files = self._do("save", Path(folder))
+            self._do("move", placement)
+            self._do("restore", Path(folder), files)
 
     # --- to end -----------------------------------------------------------------------------------------------
 
@@ -325,6 +378,7 @@ class Simulation:
         try:
             self._executor.close()
         finally:
+            self._forget_recovery()
             self._recording.close()
 
     def __enter__(self) -> Simulation:
@@ -346,20 +400,54 @@ class Simulation:
             raise SimulationClosed("this simulation has been closed; make a new one")
         return self._executor
 
-    def _guarded(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Call the executor; after a worker's failure the simulation is over, but what was recorded is kept."""
-        try:
-            with Interrupts():
-                return call(*arguments)
-        except ShardFailed:
-            self._abandon()
-            raise
+    def _new_executor(self, workers: int) -> Executor:
+        return SequentialExecutor() if workers == 1 else ParallelExecutor(workers, placement=self._placement)
 
-    def _open_and_guarded(self, name: str, *arguments: object) -> Any:
-        return self._guarded(getattr(self._open(), name), *arguments)
+    def _do(self, name: str, *arguments: object) -> Any:
+        """Call the executor. After a worker's failure new ones are started, or the simulation is over."""
+        while True:
+            self._open()
+            try:
+                with Interrupts():
+                    result = getattr(self._executor, name)(*arguments)
+            except ShardFailed as error:
+                if self._recovery is None:
+                    self._abandon()
+                    raise
+                self._recover(error)
+                continue
+            if self._recovery is not None and name in ACTIONS:
+                self._recovery.note(self._step, name, arguments)
+            return result
 
-    def _counted(self, executor: Executor) -> Counters:
-        return self._guarded(executor.counters)  # type: ignore[no-any-return]
+    def _recover(self, error: ShardFailed) -> None:
+        """Start new workers and bring them to where the lost ones were."""
+        assert self._recovery is not None
+        while True:
+            try:
+                self._recovery.count_loss(error, self._step)
+            except ShardFailed:
+                self._abandon()
+                raise
+            _log.warning(
+                "worker %d was lost after step %d; starting again from step %d to reach step %d: %s",
+                error.worker, error.step, self._recovery.saved_step, self._step, str(error).splitlines()[0],
+            )  # fmt: skip
+            self._executor.close()
+            self._executor = self._new_executor(self._executor.workers)
+            try:
+                with Interrupts():
+                    self._executor.start(self.network, lambda synapses: None, self._residents)
+                    self._recovery.replay(self._executor, self._step)
+                return
+            except ShardFailed as again:
+                error = again
+            except BaseException:
+                self._abandon()
+                raise
+
+    def _counted(self) -> Counters:
+        return self._do("counters")  # type: ignore[no-any-return]
 
     def _record(self, recorded: Recorded) -> None:
         """Keep what was recorded; where a file cannot take it, the simulation is over: it would have a hole."""
@@ -374,7 +462,12 @@ class Simulation:
         try:
             self._executor.close()
         finally:
+            self._forget_recovery()
             self._recording.abandon()
+
+    def _forget_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.close()
 
     def _summary(self, before: Counters, after: Counters, seconds: float) -> Summary:
         steps = after.step - before.step
@@ -399,8 +492,9 @@ class Simulation:
         )
 
     def _population(self, population: Population | str) -> Population:
-        name = population if isinstance(population, str) else population.name
-        return self.network[name]
+        if not isinstance(population, Population | str):
+            raise InvalidType(f"population={population!r}: a population or its name is expected")
+        return self.network[population if isinstance(population, str) else population.name]
 
     def _population_with(self, population: Population | str, state: str) -> Population:
         known = self._population(population)
@@ -409,6 +503,8 @@ class Simulation:
         return known
 
     def _projection(self, projection: Projection | str) -> Projection:
+        if not isinstance(projection, Projection | str):
+            raise InvalidType(f"projection={projection!r}: a projection or its name is expected")
         name = projection if isinstance(projection, str) else projection.name
         for known in self.network.projections:
             if known.name == name:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus, merge_recorded
+from neuraxis.execution.tensors import lowered
 
 __all__ = ["ShardsTogether", "merge_reports"]
 
@@ -39,8 +40,11 @@ class ShardsTogether:
             sum(one.peak_memory_bytes for one in answers),
         )
 
-    def load(self) -> list[dict[str, float]]:
-        return self.ask("load")
+    def status(self) -> list[WorkerStatus]:
+        return self.ask("status")
+
+    def give(self, resident: str, data: Any) -> None:
+        self.ask("give", resident, lowered(data, share=True))
 
     def state_hash(self) -> int:
         return int(sum(self.ask("state_hash")) % 2**64)

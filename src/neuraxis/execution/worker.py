@@ -2,53 +2,126 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.outboxes import Outboxes, lags_between
+from neuraxis.engine.placement import Slice
 from neuraxis.engine.warm import warm_up
-from neuraxis.errors import CheckpointError, LineClosed
+from neuraxis.errors import CheckpointError, LineClosed, ShardFailed
+from neuraxis.execution.notes import NOTES_BYTES, Notes, NotesHandler
+from neuraxis.execution.resident import Letter, OwnMail, Resident, listeners
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.launch import WorkerLine
+from neuraxis.network import Network
 
-__all__ = ["serve"]
+__all__ = ["Setup", "serve"]
 
 _REPORT_EVERY_S = 0.2
+_log = logging.getLogger("neuraxis.worker")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker must know to build its shard. The notes of all workers are at the start of the shared region."""
+
+    network: Network
+    placement: tuple[tuple[Slice, ...], ...]
+    region: str
+    patience: tuple[int, int]
+    residents: tuple[Resident, ...]
+
+    @property
+    def lags(self) -> Any:
+        return lags_between(self.network, self.placement, listeners(self.residents, self.placement))
+
+    def outboxes(self, address: int) -> Outboxes:
+        return Outboxes.at(address + NOTES_BYTES * len(self.placement), self.network, self.placement, self.lags)
+
+    @property
+    def region_bytes(self) -> int:
+        return NOTES_BYTES * len(self.placement) + Outboxes.size_for(self.network, self.placement, self.lags)
 
 
 def serve(line: WorkerLine) -> None:
-    """The worker's life."""
+    """The worker's life: one shard after the other, as the parent sets it up."""
+    logging.getLogger().setLevel(logging.INFO)
     try:
-        network, placement, region_name, patience = line.receive()
+        setup = line.receive()
+        while True:
+            setup = _serve_one(line, setup)
     except LineClosed:
         return
-    with SharedRegion.attach(region_name) as region:
-        outboxes = Outboxes.at(region.address, network, placement, lags_between(network, placement))
-        warm_up()
-        runner = ShardRunner(network, placement, line.rank, outboxes, _Progress(line), patience)
-        line.send(runner.report())
-        while True:
-            try:
-                command, *arguments = line.receive()
-            except LineClosed:
-                return
-            line.send(_do(runner, line, command, arguments))
 
 
-def _do(runner: ShardRunner, line: WorkerLine, command: str, arguments: list[Any]) -> Any:
-    if command == "advance":
-        return runner.advance(arguments[0], check=lambda: _check(line))
+def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
+    """Run a shard until the parent sets up another one."""
+    with SharedRegion.attach(setup.region) as region:
+        notes = Notes(region.address + NOTES_BYTES * line.rank)
+        handler = NotesHandler(notes)
+        logging.getLogger().addHandler(handler)
+        try:
+            warm_up()
+            mail = _LineMail(line)
+            runner = ShardRunner(
+                setup.network, setup.placement, line.rank, setup.outboxes(region.address), _Progress(line),
+                setup.patience, setup.residents, mail,
+            )  # fmt: skip
+            report = runner.report()
+            _log.info(
+                "built %s synapses onto %s neurons", f"{report.synapses:,}", sum(p.part.n for p in runner.shard.parts)
+            )
+            notes.write_memory()
+            line.send(report)
+            while True:
+                message = line.receive()
+                if isinstance(message, Setup):
+                    return message
+                if isinstance(message, Letter):
+                    mail.keep(message)
+                    continue
+                command, *arguments = message
+                line.send(_do(runner, mail, command, arguments))
+                notes.write_memory()
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+
+def _do(runner: ShardRunner, mail: _LineMail, command: str, arguments: list[Any]) -> Any:
     try:
+        if command == "advance":
+            return runner.advance(arguments[0], check=mail.look)
         return getattr(runner, command)(*arguments)
-    except CheckpointError as error:
-        return error  # the shard is as it was: a full disk is no reason to end
+    except (CheckpointError, ShardFailed) as error:
+        return error  # a full disk is no reason to end; a region that failed is told by the parent
 
 
-def _check(line: WorkerLine) -> None:
-    """End when the parent has closed the line while we wait for another worker."""
-    if line.closed:
-        raise LineClosed("the team was closed")
+class _LineMail(OwnMail):
+    """Mail by way of the parent, who passes letters on to the workers that have residents who want them."""
+
+    def __init__(self, line: WorkerLine) -> None:
+        super().__init__()
+        self._line = line
+
+    def post(self, letter: Letter) -> None:
+        self.keep(letter)
+        self._line.send(letter)
+
+    def keep(self, letter: Letter) -> None:
+        super().post(letter)
+
+    def look(self) -> None:
+        """Take in what has come, while we wait for another worker; raise if the parent has closed the line."""
+        while self._line.poll():
+            self.keep(self._line.receive())  # raises LineClosed at the end
+
+    def fetch(self, source: int, step: int) -> Any:
+        while (source, step) not in self.letters:
+            self.keep(self._line.receive())
+        return super().fetch(source, step)
 
 
 class _Progress:
