@@ -1,0 +1,181 @@
+"""From the description of a brain to a network that an executor can run.
+
+Every region adds its populations, pathways become projections (or, where they end in a user's own region, what that
+region hears), sensors and effectors become populations whose rates can be set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from neuraxis.brain.models.sources import rate_source
+from neuraxis.brain.region import Afferent, BuiltRegion, Region
+from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, PathwaySpec, RegionSpec, split_port
+from neuraxis.errors import InvalidArgument, NeuraxisError, SpecError
+from neuraxis.execution.resident import Hearing, Resident
+from neuraxis.network import Network, Population, Projection
+from neuraxis.network.grid import to_steps
+from neuraxis.network.models import spike_source
+
+__all__ = ["Lowered", "Pathway", "lower"]
+
+MARK = "data"  # the short name of the neuron that spikes when a user's own region sends data
+
+
+@dataclass(frozen=True)
+class Pathway:
+    """A pathway of the brain and the projections that it became."""
+
+    label: str
+    source: str
+    target: str
+    source_population: Population
+    delay_ms: float
+    projections: tuple[Projection, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A brain as a network.
+
+    Attributes:
+        regions: by name, sensors and effectors included, in the order of their populations.
+        residents: the users' own regions.
+    """
+
+    network: Network
+    regions: Mapping[str, BuiltRegion]
+    pathways: tuple[Pathway, ...]
+    residents: tuple[Resident, ...]
+
+    def populations_of(self, region: str) -> list[Population]:
+        return list(self.regions[region].populations.values())
+
+    def population(self, name: str, field: str) -> Population:
+        """The population called "region.short name"."""
+        region, short = split_port(name)
+        known = self.regions[region].populations
+        if short not in known:
+            raise SpecError(f"region {region!r} has no population {short!r}; it has {', '.join(known)}", "brain", field)
+        return known[short]
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The populations of each region: what is best kept together."""
+        return [[one.index for one in region.populations.values()] for region in self.regions.values()]
+
+
+def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
+    """Make the network of a brain that was validated."""
+    network = Network(dt_ms=spec.dt_ms, seed=spec.seed)
+    for name, rhythm in spec.rhythms.items():
+        network.rhythm(name, rhythm.frequency_hz, rhythm.phase, rhythm.floor)
+    for name, modulator in spec.neuromodulators.items():
+        network.neuromodulator(name, modulator.baseline, modulator.tau_ms)
+    built: dict[str, BuiltRegion] = {}
+    made: dict[str, Region] = {}
+    for name, sensor in spec.sensors.items():
+        built[name] = _sources(network, name, "sensor", sensor.neurons, sensor.groups)
+    for name, region in spec.regions.items():
+        if region.kind == PYTHON_KIND:
+            built[name] = _python_region(network, name, region)
+        else:
+            made[name] = _create(name, region)
+            built[name] = made[name].build(network, name)
+    for name, effector in spec.effectors.items():
+        built[name] = _sources(network, name, "effector", effector.neurons, effector.actions)
+    hears: dict[str, list[Hearing]] = {name: [] for name in spec.regions}
+    pathways = []
+    for index, pathway in enumerate(spec.pathways):
+        try:
+            pathways.append(_connect(network, spec, pathway, built, made, hears))
+        except SpecError:
+            raise
+        except NeuraxisError as error:
+            raise SpecError(str(error), spec.name, f"pathways[{index}] ({pathway.label})") from error
+    residents = tuple(
+        _resident(name, region, built[name], hears[name], spec.dt_ms, batch_steps)
+        for name, region in spec.regions.items()
+        if region.kind == PYTHON_KIND
+    )
+    lowered = Lowered(network, built, tuple(pathways), residents)
+    for name, modulator in spec.neuromodulators.items():
+        for i, source in enumerate(modulator.sources):
+            population = lowered.population(source.population, f"neuromodulators.{name}.sources[{i}].population")
+            network.modulate(population, name, source.amount, source.delay_ms)
+    return lowered
+
+
+def _create(name: str, region: RegionSpec) -> Region:
+    from neuraxis.brain.regions import REGION_CREATORS
+
+    if region.device != "cpu":
+        raise InvalidArgument(f"region {name!r}: device={region.device!r}: regions of neurons run on the CPU")
+    return REGION_CREATORS[region.kind](region.config, region.device)
+
+
+def _sources(network: Network, name: str, kind: str, neurons: int, groups: int) -> BuiltRegion:
+    population = network.population(f"{name}.cells", neurons, rate_source)
+    return BuiltRegion(name, kind, {"cells": population}, (), ("cells",), groups=groups)
+
+
+def _python_region(network: Network, name: str, region: RegionSpec) -> BuiltRegion:
+    cells = network.population(f"{name}.cells", region.neurons or 1, spike_source)
+    mark = network.population(f"{name}.{MARK}", 1, spike_source)
+    return BuiltRegion(name, PYTHON_KIND, {"cells": cells, MARK: mark}, ("cells",), ("cells",))
+
+
+def _connect(
+    network: Network,
+    spec: BrainSpec,
+    pathway: PathwaySpec,
+    built: Mapping[str, BuiltRegion],
+    made: Mapping[str, Region],
+    hears: Mapping[str, list[Hearing]],
+) -> Pathway:
+    (source, out), (target, into) = split_port(pathway.source), split_port(pathway.target)
+    start = built[source]
+    population = start.output(out)
+    projections: list[Projection] = []
+    if target in made:
+        afferent = Afferent(
+            name=pathway.label,
+            source=population,
+            source_groups=start.groups,
+            delay_ms=pathway.delay_ms,
+            port=into,
+            weight=pathway.weight,
+            in_degree=pathway.in_degree,
+            probability=pathway.probability,
+            topographic=pathway.topographic,
+            plasticity=pathway.plasticity,
+            options=pathway.options,
+        )
+        built[target].input(into)  # says which ports there are
+        projections = made[target].receive(network, built[target], afferent)
+    else:
+        delay = to_steps(pathway.delay_ms, spec.dt_ms, "delay_ms")
+        hears[target].append(Hearing(population.index, pathway.source, delay))
+        if start.kind == PYTHON_KIND:
+            hears[target].append(Hearing(start.populations[MARK].index, pathway.source, delay))
+    return Pathway(pathway.label, source, target, population, pathway.delay_ms, tuple(projections))
+
+
+def _resident(
+    name: str, region: RegionSpec, built: BuiltRegion, hears: list[Hearing], dt_ms: float, batch_steps: int
+) -> Resident:
+    assert region.create is not None
+    resident = Resident(
+        name=name,
+        create=region.create,
+        population=built.populations["cells"].index,
+        mark=built.populations[MARK].index,
+        config=region.config,
+        hears=tuple(hears),
+        batch_steps=batch_steps,
+        device=region.device,
+    )
+    if region.tick_ms is not None:
+        resident = replace(resident, tick_steps=to_steps(region.tick_ms, dt_ms, "tick_ms"))
+    return resident

@@ -1,0 +1,1 @@
+"""Neuron models of the brain's regions, written like those of `neuraxis.network.models`."""

@@ -1,0 +1,96 @@
+"""What a caller gives a brain's sensors, checked and turned into rates and spikes before anything is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.brain.spec import BrainSpec, SensorSpec
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arguments import near
+
+__all__ = ["Stimulus", "as_stimulus"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stimulus:
+    """Rates of every sensor's cells, spikes (steps from the first of the stretch, ids), and data for users' regions."""
+
+    rates_hz: dict[str, Floats]
+    spikes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def as_stimulus(spec: BrainSpec, python_regions: Sequence[str], given: Any, steps: int) -> Stimulus:
+    """The stimulus that `Brain.forward` was given, for a stretch of `steps`."""
+    inputs = _by_name(spec, python_regions, given)
+    stimulus = Stimulus({}, {}, {name: data for name, data in inputs.items() if name in python_regions})
+    for name, sensor in spec.sensors.items():
+        stimulus.rates_hz[name] = np.full(sensor.neurons, sensor.background_hz)
+        if name not in inputs:
+            continue
+        array = _as_array(inputs[name], f"input[{name!r}]")
+        if array.ndim == 2:
+            stimulus.rates_hz[name] = np.zeros(sensor.neurons)
+            stimulus.spikes[name] = _spikes(array, name, sensor, steps)
+        else:
+            stimulus.rates_hz[name] = _rates(array, name, sensor)
+    return stimulus
+
+
+def _by_name(spec: BrainSpec, python_regions: Sequence[str], given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        if len(spec.sensors) != 1:
+            names = ", ".join(spec.sensors) or "none"
+            raise InvalidArgument(f"input: a dict by sensor is expected; the brain's sensors are: {names}")
+        return {next(iter(spec.sensors)): given}
+    for name in given:
+        if name not in spec.sensors and name not in python_regions:
+            raise InvalidArgument(f"input: no sensor {name!r}; {near(str(name), [*spec.sensors, *python_regions])}")
+    return dict(given)
+
+
+def _rates(array: Floats, name: str, sensor: SensorSpec) -> Floats:
+    if array.shape not in ((sensor.groups,), (sensor.neurons,)):
+        raise InvalidArgument(
+            f"input[{name!r}]: of shape {array.shape}; {sensor.groups} numbers (one for each group) or "
+            f"{sensor.neurons} (one for each neuron) are expected"
+        )
+    if array.min() < 0:
+        raise InvalidArgument(f"input[{name!r}]: {array.min():g}: numbers from 0 (background) to 1 are expected")
+    each = np.repeat(array, sensor.neurons // len(array))
+    return sensor.background_hz + each * (sensor.rate_hz - sensor.background_hz)
+
+
+def _spikes(array: Floats, name: str, sensor: SensorSpec, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if array.shape != (steps, sensor.neurons):
+        raise InvalidArgument(
+            f"input[{name!r}]: spikes of shape {array.shape}; {steps} steps by {sensor.neurons} neurons are expected"
+        )
+    at, ids = np.nonzero(array)
+    return at.astype(np.int64), ids.astype(np.int64)
+
+
+def _as_array(given: Any, name: str) -> Floats:
+    """Numbers of NumPy, torch (on any device), CuPy or plain lists, as float64."""
+    if hasattr(given, "detach"):
+        given = given.detach().cpu().numpy()
+    elif hasattr(given, "__cuda_array_interface__") and hasattr(given, "get"):
+        given = given.get()
+    try:
+        array = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidType(f"{name}: numbers are expected: {error}") from None
+    if array.ndim not in (1, 2) or not array.size or not np.isfinite(array).all():
+        raise InvalidArgument(
+            f"{name}: an array of finite numbers is expected, for groups, neurons, or steps by neurons"
+        )
+    return array

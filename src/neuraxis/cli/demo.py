@@ -1,0 +1,126 @@
+"""`neuraxis demo`: the default brain learns its task on all cores, and writes a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from neuraxis.cli.brain_options import brain_workers, check_page, tell_interrupt
+from neuraxis.errors import NeuraxisError
+from neuraxis.network.arguments import whole
+
+__all__ = ["demo"]
+
+_HELP = """Watch a brain learn.
+
+The default brain (thalamus, cortex, hippocampus, prefrontal cortex, striatum
+and cerebellum, all of spiking neurons) is shown one of four cues at a time
+and has to find out, by reward alone, which of four actions is right for
+each. It runs on all cores, and writes a page with the learning curve, the
+spikes of a trial, the regions and what goes between them, and the load of
+the workers. The result is the same, to the bit, on any number of workers:
+compare the fingerprints.
+"""
+
+_EPILOGUE = """Examples:
+
+  Learn, then open neuraxis-demo.html:
+    neuraxis demo
+
+  The same in one process; the fingerprint is the same:
+    neuraxis demo --sequential
+
+  The cue is gone for a second before the choice:
+    neuraxis demo --task delayed
+
+  The right actions change half way:
+    neuraxis demo --task reversal --trials 600
+
+  For a program:
+    neuraxis demo --json | jq .accuracy
+
+Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
+when Ctrl-C ended it early (the page then shows what there was)."""
+
+_TARGETS = {"cue-action": 0.85, "delayed": 0.70, "reversal": 0.85}
+
+demo = App(name="demo", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
+
+
+@demo.default
+def _demo(
+    *,
+    workers: str | None = None,
+    sequential: Annotated[bool, Parameter(negative=())] = False,
+    trials: int = 300,
+    seed: int = 1,
+    task: Literal["cue-action", "delayed", "reversal"] = "cue-action",
+    html: Path = Path("neuraxis-demo.html"),
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """Let the default brain learn.
+
+    Parameters
+    ----------
+    workers
+        How many processes, or "auto"; by default as many as there are cores.
+    sequential
+        Run in this process alone.
+    trials
+        How many trials.
+    seed
+        Everything random is drawn from it: the brain, the cues, the right actions.
+    task
+        What to learn: cue-action, delayed (the cue is gone for 1 s before the choice), reversal (the right actions
+        change half way).
+    html
+        Where to write the report.
+    as_json
+        Print one JSON object instead of text.
+    """
+    from neuraxis.brain import Brain
+    from neuraxis.brain.tasks import CueActionTask
+    from neuraxis.observe.brain_report.page import write_report
+    from neuraxis.observe.brain_session import run_task
+    from neuraxis.observe.demo import brain_report
+
+    try:
+        whole(trials, "--trials", 1)
+        whole(seed, "--seed", 0)
+        check_page(html)
+        with Brain.default(seed=seed, workers=brain_workers(workers, sequential), progress=None) as brain:
+            if not as_json:
+                print(f"{brain!r}: {brain.workers_reason or 'learning ' + task}", file=sys.stderr)
+            learned = CueActionTask(
+                brain, delayed=task == "delayed", reverse_at=trials // 2 if task == "reversal" else None
+            )
+            session = run_task(learned, trials)
+            write_report(brain_report(learned, session, target=_TARGETS[task]), html)
+            fingerprint, workers_used, neurons = brain.fingerprint(), brain.workers, brain.neuron_count
+    except (NeuraxisError, OSError) as error:
+        print(f"neuraxis demo: {error}", file=sys.stderr)
+        return 2
+    answer = {
+        "accuracy": session.accuracy,
+        "trials": session.trials,
+        "real_time_factor": session.real_time_factor,
+        "fingerprint": fingerprint,
+        "task": task,
+        "seed": seed,
+        "workers": workers_used,
+        "neurons": neurons,
+        "seconds": session.seconds,
+    }
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print(
+            f"{session.trials} trials in {session.seconds:.0f} s ({1 / session.real_time_factor:.1f} x real time): "
+            f"{session.accuracy:.0%} of the last {min(100, session.trials)} right (chance 25%)\n"
+            f"fingerprint {fingerprint} (the same on any number of workers)\nthe report: {html}"
+        )
+    return tell_interrupt(session.interrupted, f"after trial {session.trials}; the report shows these: {html}")

@@ -1,0 +1,249 @@
+"""`neuraxis run brain.toml`: run any brain, on a task or a stimulus."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from neuraxis.cli.brain_options import brain_workers, check_page, tell_interrupt
+from neuraxis.errors import InvalidArgument, NeuraxisError
+from neuraxis.network.arguments import positive, whole
+
+if TYPE_CHECKING:
+    from neuraxis.brain import Brain
+
+__all__ = ["run"]
+
+_HELP = """Run a brain that a TOML file describes.
+
+On a task that it can learn by reward, on a stimulus file that says what its
+sensors see, or for some time with nothing but itself. In one process or in
+many, the result is the same to the bit.
+"""
+
+_EPILOGUE = """Examples:
+
+  Get a file to start from, and run it for a second:
+    neuraxis run --write brain.toml
+    neuraxis run brain.toml --time-ms 1000
+
+  Let it learn on all cores, with a report:
+    neuraxis run brain.toml --task cue-action --trials 300 --html report.html
+
+  Keep the state, stop with Ctrl-C, and go on later:
+    neuraxis run brain.toml --task delayed --checkpoint state/
+    neuraxis run brain.toml --task delayed --checkpoint state/ --resume
+
+  Show it something, and keep all spikes:
+    neuraxis run brain.toml --stimulus cues.csv --record spikes.h5
+
+A stimulus is a CSV file with the columns start_ms, stop_ms, sensor, group
+and value (sensor "reward" delivers one), or a SONATA file of spikes of
+sensors.
+
+Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
+when Ctrl-C ended it early."""
+
+_PIECE_MS = 100.0
+
+run = App(name="run", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
+
+
+@run.default
+def _run(
+    file: Path | None = None,
+    *,
+    task: Literal["cue-action", "delayed", "reversal"] | None = None,
+    trials: int = 300,
+    stimulus: Path | None = None,
+    time_ms: float | None = None,
+    workers: str | None = None,
+    sequential: Annotated[bool, Parameter(negative=())] = False,
+    on_worker_loss: Literal["raise", "restart"] = "raise",
+    seed: int | None = None,
+    record: Path | None = None,
+    checkpoint: Path | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    html: Path | None = None,
+    write: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """Run a brain.
+
+    Parameters
+    ----------
+    file
+        The TOML file; without one, the default brain.
+    task
+        What to learn by reward: cue-action, delayed or reversal.
+    trials
+        How many trials of the task, in all.
+    stimulus
+        A file with what the sensors see.
+    time_ms
+        Model time to run, in ms; with a stimulus, by default as long as that is, else 1000.
+    workers
+        How many processes, or "auto"; by default as many as pay.
+    sequential
+        Run in this process alone.
+    on_worker_loss
+        When a worker process dies: raise, or restart from a state kept on the way, with the same result.
+    seed
+        Draw everything random from it, instead of the seed in the file.
+    record
+        Write all spikes to this file (SONATA, HDF5).
+    checkpoint
+        Keep the complete state in this folder: every minute, at the end, and on Ctrl-C.
+    resume
+        Go on from the state in that folder.
+    html
+        Write a report of a task to this file.
+    write
+        Write the description of the brain to this TOML file, and run nothing.
+    as_json
+        Print one JSON object instead of text.
+    """
+    import msgspec
+
+    from neuraxis.brain import Brain, default_brain, read_spec, write_spec
+
+    try:
+        spec = default_brain() if file is None else read_spec(file)
+        if seed is not None:
+            spec = msgspec.structs.replace(spec, seed=whole(seed, "--seed", 0))
+        if write is not None:
+            check_page(write, "--write")
+            write_spec(spec, write)
+            print(f"wrote {write}")
+            return 0
+        _check(task, stimulus, time_ms, trials, checkpoint, resume, html, record)
+        with Brain(
+            spec,
+            workers=brain_workers(workers, sequential, "auto"),
+            on_worker_loss=on_worker_loss,
+            record_to=record,
+            progress=None,
+        ) as brain:
+            if not as_json:
+                print(f"{brain!r}{': ' * bool(brain.workers_reason)}{brain.workers_reason}", file=sys.stderr)
+            if task is not None:
+                answer, interrupted = _learn(brain, task, trials, checkpoint, resume, html)
+            else:
+                answer, interrupted = _play(brain, stimulus, time_ms, checkpoint, resume)
+    except (NeuraxisError, OSError) as error:
+        print(f"neuraxis run: {error}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _print(answer)
+    kept = "; " + ", ".join(f"{what} in {path}" for what, path in (("spikes", record), ("state", checkpoint)) if path)
+    return tell_interrupt(interrupted, f"at {answer['time_ms']:g} ms of model time{kept.rstrip('; ')}")
+
+
+def _check(
+    task: str | None, stimulus: Path | None, time_ms: float | None, trials: int, checkpoint: Path | None, resume: bool,
+    html: Path | None, record: Path | None,
+) -> None:  # fmt: skip
+    """Refuse what cannot work before anything is started."""
+    if task is not None and (stimulus is not None or time_ms is not None):
+        raise InvalidArgument("--task says how long a run is and what is shown: not with --stimulus or --time-ms")
+    if task is None and html is not None:
+        raise InvalidArgument("--html is the report of a task: say --task")
+    if resume and checkpoint is None:
+        raise InvalidArgument("--resume: say with --checkpoint from which folder")
+    whole(trials, "--trials", 1)
+    if time_ms is not None:
+        positive(time_ms, "--time-ms")
+    for path, option in ((html, "--html"), (record, "--record")):
+        if path is not None:
+            check_page(path, option)
+
+
+def _learn(
+    brain: Brain, name: str, trials: int, checkpoint: Path | None, resume: bool, html: Path | None
+) -> tuple[dict[str, Any], bool]:
+    from neuraxis.brain.tasks import CueActionTask
+    from neuraxis.observe.brain_report.page import write_report
+    from neuraxis.observe.brain_session import run_task
+    from neuraxis.observe.demo import brain_report
+
+    task = CueActionTask(brain, delayed=name == "delayed", reverse_at=trials // 2 if name == "reversal" else None)
+    if resume and checkpoint is not None:
+        task.restore(brain.load_checkpoint(checkpoint))
+    session = run_task(task, trials, checkpoint=checkpoint)
+    if html is not None:
+        write_report(brain_report(task, session), html)
+    answer = {
+        "task": name,
+        "trials": session.trials,
+        "accuracy": session.accuracy,
+        "real_time_factor": session.real_time_factor,
+        **_common(brain),
+    }
+    return answer, session.interrupted
+
+
+def _play(
+    brain: Brain, stimulus: Path | None, time_ms: float | None, checkpoint: Path | None, resume: bool
+) -> tuple[dict[str, Any], bool]:
+    from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
+    from neuraxis.execution.progress import ProgressLine, run_text
+    from neuraxis.launch.interrupts import Interrupts
+    from neuraxis.network.grid import to_steps
+
+    dt_ms = brain.spec.dt_ms
+    shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, brain.spec)
+    at = 0
+    if resume and checkpoint is not None:
+        at = int(brain.load_checkpoint(checkpoint).get("played", 0))
+    until = to_steps(1000.0, dt_ms, "time") if time_ms is None else to_steps(time_ms, dt_ms, "--time-ms")
+    if time_ms is None and stimulus is not None:
+        until = shown.steps
+    interrupted, piece, begun, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), time.monotonic(), at
+    with ProgressLine("running", max(1, until), None) as line:
+        try:
+            while at < until:
+                with Interrupts():
+                    shown.play(brain, at, min(until, at + piece))
+                    at = min(until, at + piece)
+                line.update(at, run_text(at * dt_ms, (at - started) * dt_ms * 1e-3, time.monotonic() - begun, 0))
+        except KeyboardInterrupt:
+            interrupted = True
+    if checkpoint is not None:
+        brain.save_checkpoint(checkpoint, {"played": at})
+    health = brain.diagnostics()
+    answer = {
+        "real_time_factor": brain.real_time_factor,
+        "rates_hz": {name: region.rate_hz for name, region in health.regions.items()},
+        **_common(brain),
+    }
+    return answer, interrupted
+
+
+def _common(brain: Brain) -> dict[str, Any]:
+    return {
+        "time_ms": brain.time_ms,
+        "neurons": brain.neuron_count,
+        "workers": brain.workers,
+        "seed": brain.spec.seed,
+        "fingerprint": brain.fingerprint(),
+    }
+
+
+def _print(answer: dict[str, Any]) -> None:
+    if "accuracy" in answer:
+        last = min(100, answer["trials"])
+        print(f"{answer['trials']} trials: {answer['accuracy']:.0%} of the last {last} right")
+    for region, rate in answer.get("rates_hz", {}).items():
+        print(f"  {region:<16} {rate:6.2f} Hz")
+    print(
+        f"{answer['time_ms']:,.0f} ms of {answer['neurons']:,} neurons on {answer['workers']} "
+        f"worker{'s' * (answer['workers'] != 1)}, real-time factor {answer['real_time_factor']:.3f}"
+    )
+    print(f"fingerprint {answer['fingerprint']}")
