@@ -35,7 +35,7 @@ class ByTurns(ShardsTogether):
     def start(
         self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
     ) -> BuildReport:
-        placement = self._cut(network)
+        self.placement = placement = self._cut(network)
         outboxes = Outboxes.private(network, placement)
         self._runners = [ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)]
         return merge_reports([runner.report() for runner in self._runners])

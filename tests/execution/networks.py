@@ -23,6 +23,7 @@ from neuraxis.network import (
     RewardSTDP,
     TsodyksMarkram,
     Uniform,
+    neuron_model,
 )
 from neuraxis.network.models import (
     adex,
@@ -241,6 +242,63 @@ def one_long_delay(seed: int) -> Network:
     return network
 
 
+@neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0},
+    signals={"gain": 1.0, "drive": 0.0},
+)
+def gated(v_mv, seen, input, gain, drive, threshold_mv):
+    """What arrives counts `gain` times; `drive` comes on top."""
+    v_mv = 0.9 * v_mv + gain * input + drive
+    spike = v_mv >= threshold_mv
+    return spike, 0.0 if spike else v_mv, gain
+
+
+def rhythms_and_maps(seed: int) -> Network:
+    """Models that follow rhythms and a neuromodulator, learning that follows a rhythm, and maps from part to part."""
+    network = Network(dt_ms=0.1, seed=seed)
+    network.neuromodulator("dopamine", baseline=0.5, tau_ms=30.0)
+    network.rhythm("theta", frequency_hz=80.0, phase=0.3, floor=-0.2)
+    network.rhythm("gamma", frequency_hz=411.7)
+    a = network.population("a", 331, gated(gain="dopamine", drive="theta"))
+    b = network.population("b", 130, gated(drive="gamma", threshold_mv=15.0))
+    network.connect(a, b, FixedInDegree(k=6, groups=13), Uniform(1.0, 5.0), Uniform(0.1, 2.0))
+    network.connect(a, a, PairwiseBernoulli(p=0.3, autapses=False, groups=7), 2.0, Uniform(0.3, 3.0))
+    network.connect(
+        b, a, AllToAll(groups=9), Uniform(0.5, 1.5), 0.2,
+        plasticity=RewardSTDP(w_max=3.0, a_plus=0.02, a_minus=0.01, modulator="theta", every_ms=0.7),
+    )  # fmt: skip
+    network.poisson(a, rate_hz=3000.0, weight=8.0)
+    network.poisson(b, rate_hz=2500.0, weight=5.0)
+    network.modulate(b, "dopamine", amount=0.002, delay_ms=0.4)
+    for population in network.populations:
+        network.record(population)
+    network.record(a, "seen", every_ms=0.3, subset=[330, 0, 165])
+    return network
+
+
+def regions_far_apart(seed: int) -> Network:
+    """Regions with short delays within and long ones between: shards may run apart from one another, each pair its own.
+
+    One hears another one only, and one nobody at all.
+    """
+    network = Network(dt_ms=0.1, seed=seed)
+    near, far, deaf, lone = (
+        network.population(name, n, lif_delta, v_mv=Uniform(-70.0, -55.1))
+        for name, n in (("near", 150), ("far", 140), ("deaf", 60), ("lone", 50))
+    )
+    for region in (near, far):
+        network.connect(region, region, FixedInDegree(k=10), 0.5, delay_ms=Uniform(0.1, 0.5))
+    network.connect(near, far, FixedInDegree(k=10), 0.8, delay_ms=Uniform(4.0, 5.0))
+    network.connect(far, near, FixedInDegree(k=10), -0.5, delay_ms=7.0, plasticity=TsodyksMarkram())
+    network.connect(deaf, far, FixedInDegree(k=10), 1.0, delay_ms=9.0)
+    for population in network.populations:
+        network.poisson(population, rate_hz=1200.0, weight=1.5)
+        network.record(population)
+    return network
+
+
 NETWORKS = {
     "mixed models": Case(mixed_models, 1000, (2, 5)),
     "tiny populations": Case(tiny_populations, 1000, (5,)),
@@ -249,4 +307,6 @@ NETWORKS = {
     "reward and fatigue": Case(reward_and_fatigue, 1000, (2,)),
     "shortest delay 15": Case(shortest_delay_15, 900, (5,)),
     "one long delay": Case(one_long_delay, 1000, (3,)),
+    "rhythms and maps": Case(rhythms_and_maps, 800, ()),
+    "regions far apart": Case(regions_far_apart, 800, ()),
 }

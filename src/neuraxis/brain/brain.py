@@ -29,9 +29,10 @@ from neuraxis.brain.lowering import Lowered, lower
 from neuraxis.brain.models.sources import thresholds
 from neuraxis.brain.spec import BrainSpec, EffectorSpec, validate
 from neuraxis.brain.stimulus import as_stimulus
-from neuraxis.engine.placement import place_regions
+from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
 from neuraxis.execution import Simulation
+from neuraxis.execution.executor import WorkerStatus
 from neuraxis.network.arguments import near, number, one_of, positive, whole
 from neuraxis.network.grid import to_steps
 
@@ -342,6 +343,15 @@ class Brain:
     def last_choice(self) -> Choice | None:
         return self._choice
 
+    def status(self) -> list[WorkerStatus]:
+        """How each worker is doing, as it says itself; `diagnostics` says it by region."""
+        return self._simulation.status()
+
+    @property
+    def placement(self) -> Placement:
+        """Which worker has which neurons."""
+        return self._simulation.placement
+
     def load(self) -> list[dict[str, float]]:
         """For each worker, the shares of its run time: waiting, collecting, delivering, updating."""
         return self._simulation.load()
@@ -419,8 +429,7 @@ class Brain:
         if load is None:
             return False
         placement = place_regions(network, self.workers, self._lowered.groups, load, self._kept_whole())
-        executor = self._simulation._executor
-        if placement == getattr(executor, "placement", placement):
+        if placement == self.placement:
             return False
         self._simulation.move(placement)
         return True

@@ -13,8 +13,11 @@ best, unless said here.
 
 from __future__ import annotations
 
+from typing import Any
+
 from neuraxis.brain.builder import BrainBuilder
 from neuraxis.brain.spec import BrainSpec
+from neuraxis.network.arguments import whole
 
 __all__ = ["ACTIONS", "CUES", "default_brain"]
 
@@ -23,7 +26,11 @@ ACTIONS = 4
 
 
 def default_brain(seed: int = 1, scale: int = 1) -> BrainSpec:
-    """The description of the default brain; with `scale`, regions of so many times the cells."""
+    """The description of the default brain; with `scale`, regions of so many times the cells.
+
+    In-degrees and weights stay, so a larger brain does the same with more cells.
+    """
+    n = whole(scale, "scale", 1)
     return (
         BrainBuilder("default", seed=seed)
         .rhythm("theta", 8.0)
@@ -32,12 +39,19 @@ def default_brain(seed: int = 1, scale: int = 1) -> BrainSpec:
         .neuromodulator("dopamine", baseline=1.0, tau_ms=100.0, delay_ms=1.0)
         .neuromodulator("acetylcholine", baseline=0.0, tau_ms=200.0, delay_ms=1.0)
         .neuromodulator("noradrenaline", baseline=0.0, tau_ms=60.0, delay_ms=30.0)
-        .sensor("cue", 160, groups=CUES, rate_hz=60.0, background_hz=0.5)
-        .region("thalamus", "thalamus")
-        .region("cortex", "cortex")
-        .region("prefrontal", "prefrontal")
-        .region("striatum", "striatum")
-        .effector("motor", "striatum", ACTIONS, neurons=40, rate_hz=100.0, duration_ms=200.0, temperature_hz=3.0)
+        .sensor("cue", 160 * n, groups=CUES, rate_hz=60.0, background_hz=0.5)
+        .sensor("error", 16 * n, groups=ACTIONS, rate_hz=100.0, background_hz=10.0)
+        .region("thalamus", "thalamus", relay=160 * n)
+        .region("cortex", "cortex", neurons=160 * n)
+        .region("hippocampus", "hippocampus", **_times(n, ec=100, dg=500, ca3=150, ca1=100, **_HIPPOCAMPAL_INHIBITION))
+        .region("prefrontal", "prefrontal", memory=240 * n, inhibitory=60 * n)
+        .region("striatum", "striatum", **_times(n, cells_per_action=25, fast_spiking=20, critic=40))
+        .region(
+            "cerebellum",
+            "cerebellum",
+            **_times(n, mossy=40, granule=400, golgi=10, purkinje=40, nuclei=20, climbing=16),
+        )
+        .effector("motor", "striatum", ACTIONS, neurons=40 * n, rate_hz=100.0, duration_ms=200.0, temperature_hz=3.0)
         .reward(
             critic="striatum.critic",
             critic_hz=30.0,
@@ -52,5 +66,16 @@ def default_brain(seed: int = 1, scale: int = 1) -> BrainSpec:
         .pathway("cortex.L23e", "prefrontal", 6.0, topographic=True)
         .pathway("prefrontal", "striatum", 4.0)
         .pathway("motor", "striatum.efference", 2.0, topographic=True)
+        .pathway("cortex.L23e", "hippocampus", 3.0, topographic=True)
+        .pathway("hippocampus", "cortex.L23e", 4.0, topographic=True, weight=20.0)
+        .pathway("cortex.L5e", "cerebellum", 5.0)
+        .pathway("error", "cerebellum.climbing", 4.0, topographic=True)
         .spec()
     )
+
+
+_HIPPOCAMPAL_INHIBITION = {"dg_inhibitory": 25, "ca3_inhibitory": 15, "ca1_inhibitory": 10}
+
+
+def _times(n: int, **cells: int) -> dict[str, Any]:
+    return {name: n * number for name, number in cells.items()}

@@ -99,6 +99,11 @@ def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
         for name, region in spec.regions.items()
         if region.kind == PYTHON_KIND
     )
+    # A region may have added populations while pathways were connected to it.
+    for population in network.populations:
+        name, short = split_port(population.name)
+        if short not in built[name].populations:
+            built[name] = replace(built[name], populations={**built[name].populations, short: population})
     lowered = Lowered(network, built, tuple(pathways), residents)
     for name, modulator in spec.neuromodulators.items():
         for i, source in enumerate(modulator.sources):

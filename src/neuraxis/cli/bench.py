@@ -18,7 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from neuraxis.errors import InvalidArgument, NeuraxisError
-from neuraxis.observe import bench_brain, bench_brain_plan, bench_brain_programs, bench_brain_tables, bench_tables
+from neuraxis.network.arguments import one_of
+from neuraxis.observe import (
+    bench_brain,
+    bench_brain_plan,
+    bench_brain_programs,
+    bench_brain_tables,
+    bench_regions,
+    bench_regions_tables,
+    bench_tables,
+)
 from neuraxis.observe.bench_collectives import Plan, measure
 from neuraxis.observe.bench_contenders import OURS, PEERS, LeftOut, left_out, parse_peers
 from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, parse_sizes
@@ -104,6 +113,8 @@ def brain(
     peers: str = ",".join(bench_brain_programs.PEERS),
     peers_python: str | None = None,
     scaling: str | None = None,
+    regions: Annotated[bool, Parameter(negative=())] = False,
+    sizes: str = ",".join(bench_regions.SIZES),
     limit_s: float = 1200.0,
     quick: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -138,6 +149,10 @@ def brain(
         The Python that has the peers; without it that of NEURAXIS_PEERS, else of .venv-peers (see benchmarks/peers.sh).
     scaling
         Numbers of workers, such as 1,2,4: run neuraxis alone over each of them, and show how well it scales.
+    regions
+        Run brains of regions instead: what worker processes gain and cost, the sequential run beside them.
+    sizes
+        With --regions: small (the default brain), medium (4 times its cells), large (10 times).
     limit_s
         Seconds after which a process is ended and counts as failed.
     quick
@@ -149,6 +164,8 @@ def brain(
     """
     try:
         _check_form(json, markdown)
+        if regions:
+            return _regions(sizes, scaling or f"1,{workers}", time_ms, repeats, quick, json, markdown)
         chosen = bench_brain_programs.parse_peers("none" if scaling is not None else peers)
         python = bench_brain_programs.find_peers_python(peers_python) if chosen else sys.executable
         gone = bench_brain_programs.left_out_peers(chosen, python)
@@ -174,6 +191,25 @@ def brain(
     except NeuraxisError as error:
         print(f"neuraxis bench brain: {error}", file=sys.stderr)
         return 2
+    return 0 if results.sound else 1
+
+
+def _regions(
+    sizes: str, workers: str, time_ms: float | None, repeats: int | None, quick: bool, json: bool, markdown: bool
+) -> int:
+    """`neuraxis bench brain --regions`."""
+    chosen = sizes.split(",")
+    for size in chosen:
+        one_of(size, "--sizes", tuple(bench_regions.SIZES))
+    with _ended_by_sigterm(), _progress() as progress:
+        results = bench_regions.measure_regions(
+            chosen,
+            bench_regions.parse_numbers(workers, "--scaling"),
+            time_ms if time_ms is not None else 200.0 if quick else 1000.0,
+            repeats if repeats is not None else 2 if quick else 5,
+            progress,
+        )
+    _print(bench_regions_tables, results, as_json=json, markdown=markdown)
     return 0 if results.sound else 1
 
 

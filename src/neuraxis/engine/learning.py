@@ -36,6 +36,7 @@ from neuraxis.engine.memory import f32, i32, i64, u32
 from neuraxis.engine.plan import (
     DECAY_CELLS,
     F_ELIGIBILITY_DECAY,
+    F_FORGET,
     F_INVERSE_LSB,
     F_MU_MINUS,
     F_MU_PLUS,
@@ -373,8 +374,12 @@ def reward(table: Any, now: Any, level: Any) -> None:
     weights = f32(table[L_WEIGHTS], table[L_SYNAPSES])
     eligibilities = f32(table[L_ELIGIBILITIES], table[L_SYNAPSES])
     low, high, decay = p[F_W_MIN], p[F_W_MAX], p[F_ELIGIBILITY_DECAY]
+    forget = p[F_FORGET]
     if table[L_FROZEN]:
-        level = _ZERO
+        level, forget = _ZERO, _ONE
+    if forget < _ONE:
+        for j in range(table[L_SYNAPSES]):
+            weights[j] = low + (weights[j] - low) * forget
     for j in range(table[L_SYNAPSES]):
         weights[j] = min(max(weights[j] + level * eligibilities[j], low), high)
         left = eligibilities[j] * decay

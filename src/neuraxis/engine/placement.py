@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network
 
-__all__ = ["Placement", "Slice", "expected_load", "place", "place_regions", "step_cost_ns"]
+__all__ = ["Placement", "Slice", "check_placement", "expected_load", "place", "place_regions", "step_cost_ns"]
 
 # Below this many neurons for each shard, cutting a population costs more (a block, an outbox entry) than it shares.
 SMALLEST_SLICE = 64
@@ -70,6 +71,28 @@ def place(network: Network, shards: int, together: Sequence[Collection[int]] = (
             held[lightest].append(Slice(index, 0, network.populations[index].n))
             total[lightest] += network.populations[index].n * load[index]
     return tuple(tuple(sorted(slices, key=lambda one: one.population)) for slices in held)
+
+
+def check_placement(network: Network, placement: Placement, shards: int) -> None:
+    """Raise unless every neuron is on one of so many shards, each with one piece of a population at most, in order."""
+    if len(placement) != shards:
+        raise InvalidArgument(f"placement: for {len(placement)} workers; there are {shards}")
+    ends = [0] * len(network.populations)
+    for shard, slices in enumerate(placement):
+        held = [part.population for part in slices]
+        if held != sorted(set(held)):
+            raise InvalidArgument(
+                f"placement: worker {shard} must have one piece of a population at most, in their order"
+            )
+        for part in slices:
+            if not 0 <= part.population < len(ends) or part.first != ends[part.population] or part.last <= part.first:
+                raise InvalidArgument(
+                    f"placement: {part} on worker {shard}: the pieces of a population must follow each other"
+                )
+            ends[part.population] = part.last
+    for population, end in zip(network.populations, ends, strict=True):
+        if end != population.n:
+            raise InvalidArgument(f"placement: {end} neurons of {population.name!r} are placed; it has {population.n}")
 
 
 def place_regions(

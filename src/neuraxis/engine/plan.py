@@ -164,6 +164,7 @@ F_MU_MINUS: Final = next(_next)
 F_W_MIN: Final = next(_next)
 F_W_MAX: Final = next(_next)
 F_ELIGIBILITY_DECAY: Final = next(_next)
+F_FORGET: Final = next(_next)  # what is left of a weight after an interval; 1: all
 F_U: Final = next(_next)
 F_SCALE_STRENGTH: Final = next(_next)
 F_SCALE_TARGET: Final = next(_next)  # spikes in an interval

@@ -178,6 +178,8 @@ def build_plastic_table(
         signal = pairing.modulator
         p[w.F_RATE_PLUS], p[w.F_RATE_MINUS] = pairing.a_plus, pairing.a_minus
         p[w.F_W_MIN], p[w.F_W_MAX] = pairing.w_min, pairing.w_max
+        forgets = pairing.tau_forget_ms
+        p[w.F_FORGET] = 1.0 if forgets is None else exp(-every * dt_ms / forgets)
         p[w.F_ELIGIBILITY_DECAY] = exp(-every * dt_ms / pairing.tau_eligibility_ms)
     if pairing is not None:
         plus, minus = decay_table(dt_ms, pairing.tau_plus_ms), decay_table(dt_ms, pairing.tau_minus_ms)

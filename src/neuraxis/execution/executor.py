@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.placement import Placement
 from neuraxis.execution.resident import Resident
 from neuraxis.network import Network
 
@@ -90,6 +91,7 @@ class Executor(Protocol):
     """Runs a network. After `close`, or an error that ended its workers, it does nothing more."""
 
     workers: int
+    placement: Placement  # which shard has which neurons, once started
     leads: bool  # whether this process writes files; False for all but one where each has the same simulation
 
     def start(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from neuraxis.comm import Communicator
 from neuraxis.engine.outboxes import Outboxes, lags_between
-from neuraxis.engine.placement import place
+from neuraxis.engine.placement import Placement, place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.execution.exchange import Exchange
@@ -40,6 +40,7 @@ class LockstepExecutor(ShardsTogether):
         self._communicator = communicator
         self._runner: ShardRunner | None = None
         self._exchange: Exchange | None = None
+        self.placement: Placement = ()
 
     def start(
         self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
@@ -47,7 +48,9 @@ class LockstepExecutor(ShardsTogether):
         if self._runner is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
-        placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
+        self.placement = placement = place(
+            network, self.workers, together=[(one.population, one.mark) for one in residents]
+        )
         me = self._communicator.rank
         lags = lags_between(network, placement, listeners(residents, placement))
         lags[:] = lags.min()  # all ranks meet at the same steps

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.outboxes import Outboxes
-from neuraxis.engine.placement import Placement, place
+from neuraxis.engine.placement import Placement, check_placement, place
 from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.notes import NOTES_BYTES, Notes
@@ -45,7 +45,8 @@ class ParallelExecutor(ShardsTogether):
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         self.workers = workers
         self._timeout_s = timeout_s
-        self._placement = placement
+        self._wanted = placement
+        self.placement: Placement = placement or ()
         self._residents: tuple[Resident, ...] = ()
         self._team: Team | None = None
         self._region: SharedRegion | None = None
@@ -58,11 +59,11 @@ class ParallelExecutor(ShardsTogether):
         if self._setup is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         self._residents = tuple(residents)
-        placement = self._placement
+        placement = self._wanted
         if placement is None:
             placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
-        elif len(placement) != self.workers:
-            raise InvalidArgument(f"placement: for {len(placement)} workers; there are {self.workers}")
+        else:
+            check_placement(network, placement, self.workers)
         try:
             self._team = Team(serve, self.workers, grace_s=1.0)
             return self._build(network, placement, progress)
@@ -88,6 +89,7 @@ class ParallelExecutor(ShardsTogether):
         region = SharedRegion.create(setup.region_bytes)
         old, self._region = self._region, region
         self._setup = setup = replace(setup, region=region.name)
+        self.placement = placement
         self._outboxes = setup.outboxes(region.address)
         self._team.broadcast(setup)
         reports: dict[int, BuildReport] = {}
@@ -101,12 +103,6 @@ class ParallelExecutor(ShardsTogether):
         if old is not None:
             old.close()
         return merge_reports(list(reports.values()))
-
-    @property
-    def placement(self) -> Placement:
-        """Who has which neurons."""
-        assert self._setup is not None
-        return self._setup.placement
 
     def close(self) -> None:
         """End the workers and give the memory back."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.outboxes import Outboxes, lags_between
-from neuraxis.engine.placement import place
+from neuraxis.engine.placement import Placement, place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus
@@ -32,6 +32,7 @@ class SequentialExecutor:
 
     def __init__(self) -> None:
         self._runner: ShardRunner | None = None
+        self.placement: Placement = ()
 
     def start(
         self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
@@ -39,7 +40,7 @@ class SequentialExecutor:
         if self._runner is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
-        placement = place(network, 1)
+        self.placement = placement = place(network, 1)
         outboxes = Outboxes.private(
             network, placement, lags_between(network, placement, listeners(residents, placement))
         )

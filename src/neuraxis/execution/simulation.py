@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine.placement import Placement
+from neuraxis.engine.placement import Placement, check_placement
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
 from neuraxis.execution.checkpoint import (
     SavedState,
@@ -94,6 +94,8 @@ class Simulation:
         self._residents = tuple(residents)
         self._closed = False
         self._step = 0
+        if placement is not None:
+            check_placement(network, placement, int(workers))
         self._placement = placement
         self._recovery: Recovery | None = None
         if one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")) == "restart":
@@ -168,7 +170,7 @@ class Simulation:
                     self._step = target
                     self._record(recorded)
                     if self._recovery is not None and self._recovery.is_due(self._step):
-                        self._recovery.save(self._executor, self._step)
+                        self._save_recovery()
                 spikes += recorded.spikes
                 done = self._step - begun_at
                 line.update(done, run_text(self.time_ms, done * self.network.dt_ms * 1e-3, seconds, spikes))
@@ -286,6 +288,11 @@ class Simulation:
         level = float(self._do("level", known.index))
         self._do("set_level", known.index, level + amount)
 
+    @property
+    def placement(self) -> Placement:
+        """Which worker has which neurons."""
+        return self._executor.placement
+
     def load(self) -> list[dict[str, float]]:
         """For each worker, the shares of the run time that it spent waiting, collecting, delivering and updating."""
         return [one.shares for one in self.status()]
@@ -353,13 +360,13 @@ class Simulation:
                 raise
             self._step = step
             self._recording.clear()
-            if self._recovery is not None:
-                self._recovery.save(self._executor, step)
+            self._save_recovery()
         return note
 
     def move(self, placement: Placement) -> None:
         """Have the workers hold other neurons than so far; this changes no spike. In one process there is no choice."""
         self._open()
+        check_placement(self.network, placement, self.workers)
         self._placement = placement
         if not isinstance(self._executor, ParallelExecutor) or placement == self._executor.placement:
             return
@@ -445,6 +452,15 @@ class Simulation:
             except BaseException:
                 self._abandon()
                 raise
+
+    def _save_recovery(self) -> None:
+        """Save the state that lost workers would be replaced from; a worker that is lost meanwhile is, too."""
+        while self._recovery is not None:
+            try:
+                self._recovery.save(self._executor, self._step)
+                return
+            except ShardFailed as error:
+                self._recover(error)
 
     def _counted(self) -> Counters:
         return self._do("counters")  # type: ignore[no-any-return]

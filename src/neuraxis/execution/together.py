@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.placement import Placement
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus, merge_recorded
 from neuraxis.execution.tensors import lowered
 
@@ -21,6 +22,7 @@ class ShardsTogether:
     """Answers for all shards; who inherits says how to ask them."""
 
     workers: int
+    placement: Placement
     leads = True
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:

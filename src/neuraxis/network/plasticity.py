@@ -126,7 +126,8 @@ class RewardSTDP:
         on pre:          c -= a_minus * Kminus
         every every_ms:  w = clip(w + m * c, w_min, w_max), then c *= exp(-every_ms / tau_eligibility_ms)
 
-    m is the level of the neuromodulator named `modulator` above its baseline in that step.
+    m is the level of the neuromodulator named `modulator` above its baseline in that step, or the value of the rhythm
+    of that name. With `tau_forget_ms`, weights also fall back towards w_min with this time constant, whatever m is.
     """
 
     w_max: float
@@ -138,9 +139,12 @@ class RewardSTDP:
     w_min: float = 0.0
     every_ms: float = 10.0
     modulator: str = "dopamine"
+    tau_forget_ms: float | None = None
 
     def __post_init__(self) -> None:
         _settle_all(self, positive, "w_max", "tau_plus_ms", "tau_minus_ms", "tau_eligibility_ms", "every_ms")
+        if self.tau_forget_ms is not None:
+            _settle_all(self, positive, "tau_forget_ms")
         _settle_all(self, number, "a_plus", "a_minus")
         _settle_all(self, not_negative, "w_min")
         _check_room(self)

@@ -55,11 +55,11 @@ class Rhythm:
 
     def phase_at(self, step: int, dt_ms: float) -> float:
         """The phase in a step, in turns from 0 to 1; the value is largest at 0."""
-        return ((step * self.increment(dt_ms) + self.offset) % _TURN) / _TURN
+        return ((int(step) * self.increment(dt_ms) + self.offset) % _TURN) / _TURN
 
     def value_at(self, step: int, dt_ms: float) -> float:
         """The value in a step, as the engine has it."""
-        cell = ((step * self.increment(dt_ms) + self.offset) % _TURN) * CELLS // _TURN
+        cell = ((int(step) * self.increment(dt_ms) + self.offset) % _TURN) * CELLS // _TURN
         return float(max(cosine_table()[cell], np.float32(self.floor)))
 
 

@@ -1,4 +1,4 @@
-"""The medium spiny cell of the striatum: its excitability follows dopamine."""
+"""The medium spiny cell of the striatum: dopamine scales its excitation, fast-spiking cells divide it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def medium_spiny(
     v_mv, i_ex_pa, i_in_pa, shunt, refractory, ex_pa, in_pa, shunting, current_pa, dopamine, decay, rest, per_pa,
     decay_ex, decay_in, per_pa_ex, per_pa_in, v_threshold_mv, v_reset_mv, refractory_steps, dopamine_gain,
 ):  # fmt: skip
-    """Leaky integrate-and-fire; the excitatory current is scaled by 1 + dopamine_gain * (dopamine - 1).
+    """Leaky integrate-and-fire; the excitatory current is scaled by 1 + dopamine_gain * (dopamine - 1) over 1 + shunt.
 
     dopamine_gain is above 0 in cells with D1 receptors and below 0 in those with D2 receptors; dopamine counts from 0
-    to 2, so that the scale stays near 1.
+    to 2, so that the scale stays near 1. What arrives at `shunting` adds up to the shunt, a number without a unit that
+    decays with tau_in_ms: inhibition that divides.
     """
     held = refractory > 0
     scale = (1.0 + dopamine_gain * (min(max(dopamine, 0.0), 2.0) - 1.0)) / (1.0 + shunt)

@@ -44,9 +44,9 @@ class CerebellumConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_f
         mossy_in_degree, mossy_mv: mossy fibres to a granule cell: 4 (Eccles, Ito and Szentagothai 1967). Chosen: three
             active ones make it fire: 30 % of the mossy fibres at 100 Hz give 15 % of the granule cells 20 Hz.
         parallel_in_degree, parallel_mv, parallel_largest_mv: granule cells to a Purkinje cell, first and largest
-            weight. Chosen: Purkinje cells fire at 29 Hz without them, 58 Hz at first, about 100 Hz at most.
+            weight. Chosen: Purkinje cells fire at 29 Hz without them, 58 Hz at first, 109 Hz at most.
         purkinje_mv: Purkinje cells to the nuclei, in sum over the cells of a group. Chosen: the nuclei fire at 102 Hz
-            when parallel fibres have no weight, at 71 Hz at first, at 20 to 30 Hz when all have the largest.
+            when parallel fibres have no weight, at 71 Hz at first, at 19 Hz when all have the largest.
         purkinje_drive_mv, nuclei_drive_mv: what makes these fire on their own.
         balance_hz: the rate of climbing fibres at which weights stay. 10 Hz: more than the 1 Hz of animals at rest, for
             the larger it is, the less chance is in the error.

@@ -36,13 +36,12 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
     Simplified: one kind of inhibitory cell in each field, for feedback only; no subiculum and no way back to EC; no
     place or grid cells; no replay; synaptic currents instead of conductances; learning only strengthens, so nothing is
     forgotten, and with many patterns recall fails (overlap 0.79 with three, 0.70 with five, 0.58 with eight, which
-    then mix). Cells are those of `theta_cell`,
-    whose weights are the heights in mV of the potential that a spike causes (the threshold is at 15 mV). Where there
-    are fewer sources than an in-degree says, weights are larger by as much.
+    then mix). Cells are those of `theta_cell`, whose weights are the heights in mV of the potential that a spike causes
+    (the threshold is at 15 mV). Where there are fewer sources than an in-degree says, weights are larger by as much.
 
     Attributes:
-        ec, dg, ca3, ca1: cells; DG has five times as many as EC (Thalia, shared/reference; about as in
-            the rat: Amaral, Ishizuka and Claiborne 1990).
+        ec, dg, ca3, ca1: cells; DG has five times as many as EC (Thalia, shared/reference; about as in the
+            rat: Amaral, Ishizuka and Claiborne 1990).
         dg_inhibitory, ca3_inhibitory, ca1_inhibitory: inhibitory cells (5 to 10 %).
         groups: how many equal parts EC and CA1 are divided into; the direct way from EC to CA1 keeps to them.
         rhythm: the rhythm of the network to follow; if there is none of this name, the region declares it.
@@ -62,7 +61,7 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
             others fire; without it, the overlap above is lower by about 0.1.
         direct_in_degree, direct_mv: EC to CA1. Chosen: about 20 % of CA1 in each cycle.
         schaffer_in_degree, schaffer_mv: CA3 to CA1. Chosen: known patterns give CA1 about twice as many
-            spikes in the phase of retrieval as new ones.
+            spikes in the phase of retrieval as new ones (on average; not in every draw).
         afferent_in_degree, afferent_mv: the default pathway to EC: synapses on a cell, and their weight in sum (20 mV
             each at most). Chosen: one synapse relays each spike; of ten, two at 20 Hz give 3 Hz, two at 40 Hz 13 Hz.
     """

@@ -20,6 +20,8 @@ from neuraxis.network.grid import to_steps
 
 __all__ = ["CueActionTask", "Timing", "Trial"]
 
+ERROR = "error"  # a sensor of this name is told of wrong actions
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -120,11 +122,18 @@ class CueActionTask:
         right = self.right_action(cue, number)
         reward = float(action == right)
         surprise = brain.deliver_reward(reward)
-        self._forward(kept, timing.outcome_ms)
+        self._forward(self._with_error(kept, action, reward), timing.outcome_ms)
         self._forward(None, timing.rest_ms)
         trial = Trial(number, cue, right, action, reward, surprise)
         self.trials.append(trial)
         return trial
+
+    def _with_error(self, shown: dict[str, Any] | None, action: int, reward: float) -> dict[str, Any] | None:
+        """What is shown at the outcome: a brain with a sensor for errors sees which action was wrong."""
+        sensor = self.brain.spec.sensors.get(ERROR)
+        if reward or sensor is None or sensor.groups != self.actions:
+            return shown
+        return {**(shown or {}), ERROR: np.eye(self.actions)[action]}
 
     def _forward(self, shown: Any, duration_ms: float) -> None:
         steps = to_steps(duration_ms, self.brain.spec.dt_ms, "duration_ms")
