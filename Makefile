@@ -4,12 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench install clean
+.PHONY: help demo patterns test lint bench install clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
-demo: .venv/base  ## see every communication pattern run between four processes
+demo: .venv/base  ## watch a brain learn on all cores, and get a report
+	$(BIN)/neuraxis demo
+
+patterns: .venv/base  ## see every communication pattern run between four processes
 	$(BIN)/neuraxis patterns -n 4 --html patterns.html
 	@echo "The same as a page to keep open: patterns.html"
 
@@ -43,5 +46,5 @@ install: .venv/all  ## everything, every extra included
 	@touch $@ .venv/dev .venv/base
 
 clean:  ## remove the environment and what tools left
-	rm -rf .venv build dist patterns.html benchmark.png .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist patterns.html neuraxis-demo.html benchmark.png .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,12 +25,15 @@ EXAMPLES = {
     "10_microcircuit.py": ([sys.executable], "L23E"),
     "11_hpc_benchmark.py": ([sys.executable], "synaptic events"),
     "12_own_neuron.py": ([sys.executable], "half a period (10 ms) apart: 0 spikes"),
+    "13_learn.py": ([sys.executable], "neurons in 6 regions"),
+    "14_own_region.py": ([sys.executable], "the light is in column 3"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {
     "09_brunel.py": ["--order", "50", "--time-ms", "50", "--workers", "2"],
     "10_microcircuit.py": ["--scale", "0.01", "--time-ms", "50", "--json", "--plot", "raster.png"],
     "11_hpc_benchmark.py": ["--scale", "0.02", "--time-ms", "20"],
+    "13_learn.py": ["--trials", "2"],
 }
 
 

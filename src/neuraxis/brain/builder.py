@@ -79,6 +79,7 @@ class BrainBuilder:
         create: Callable[..., Any] | str,
         *,
         neurons: int | None = None,
+        groups: int | None = None,
         tick_ms: float | None = None,
         config: Mapping[str, Any] | None = None,
         device: str = "cpu",
@@ -89,6 +90,7 @@ class BrainBuilder:
             create: what makes the region, in whichever process runs it: a function or class of a module, or
                 "package.module:callable".
             neurons: how many outputs it has; None if it sends nothing.
+            groups: into how many equal parts these are divided, for topographic pathways.
             tick_ms: how often it is called; None: when there are events.
             config: what `create` is given.
         """
@@ -97,6 +99,7 @@ class BrainBuilder:
             kind=PYTHON_KIND,
             create=create if isinstance(create, str) else importable_name(create),
             neurons=neurons,
+            groups=groups,
             tick_ms=tick_ms,
             device=device,
             config=dict(config or {}),

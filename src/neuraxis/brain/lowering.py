@@ -128,7 +128,9 @@ def _sources(network: Network, name: str, kind: str, neurons: int, groups: int) 
 def _python_region(network: Network, name: str, region: RegionSpec) -> BuiltRegion:
     cells = network.population(f"{name}.cells", region.neurons or 1, spike_source)
     mark = network.population(f"{name}.{MARK}", 1, spike_source)
-    return BuiltRegion(name, PYTHON_KIND, {"cells": cells, MARK: mark}, ("cells",), ("cells",))
+    return BuiltRegion(
+        name, PYTHON_KIND, {"cells": cells, MARK: mark}, ("cells",), ("cells",), groups=region.groups or 1
+    )
 
 
 def _connect(

@@ -68,6 +68,7 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         kind: which kind; "python" for a user's own.
         create: for kind "python", what makes the region: "package.module:callable".
         neurons: for kind "python", how many outputs it has; None if it sends nothing.
+        groups: for kind "python", into how many equal parts these are divided, for topographic pathways.
         tick_ms: for kind "python", how often it is called; None: when there are events.
         device: "cpu", "cuda" or "cuda:0".
         config: the settings of the kind, or what a user's own callable takes.
@@ -76,6 +77,7 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: str
     create: str | None = None
     neurons: int | None = None
+    groups: int | None = None
     tick_ms: float | None = None
     device: str = "cpu"
     config: dict[str, Any] = {}
@@ -350,7 +352,7 @@ class Checker:
             return region
         self._known(region.kind, [*self._kinds, PYTHON_KIND], f"{field}.kind", "kind of region")
         convert(region.config, self._kinds[region.kind], self._where, f"{field}.config")
-        for only in ("create", "neurons", "tick_ms"):
+        for only in ("create", "neurons", "groups", "tick_ms"):
             if getattr(region, only) is not None:
                 self._fail(f"{field}.{only}", f"only a region of kind {PYTHON_KIND!r} has it, not {region.kind!r}")
         return region
@@ -362,6 +364,10 @@ class Checker:
             self._fail(f"{field}.create", f'{region.create!r} is not of the form "package.module:callable"')
         if region.neurons is not None:
             self._at_least(region.neurons, f"{field}.neurons", 1)
+        if region.groups is not None:
+            self._at_least(region.groups, f"{field}.groups", 1)
+            if (region.neurons or 1) % region.groups:
+                self._fail(f"{field}.groups", f"{region.neurons or 1} neurons cannot form {region.groups} equal groups")
         if region.tick_ms is not None:
             self._delay(region.tick_ms, f"{field}.tick_ms")
 

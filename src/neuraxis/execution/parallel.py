@@ -21,6 +21,7 @@ from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, Shard
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.notes import NOTES_BYTES, Notes
 from neuraxis.execution.resident import Letter, Resident, shard_of
+from neuraxis.execution.tensors import lowered
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.execution.worker import Setup, serve
 from neuraxis.launch import Team
@@ -139,6 +140,10 @@ class ParallelExecutor(ShardsTogether):
             if isinstance(answer, CheckpointError):
                 raise answer
         return answers
+
+    def give(self, resident: str, data: Any) -> None:
+        on_gpu = any(one.name == resident and one.device != "cpu" for one in self._residents)
+        self.ask("give", resident, lowered(data, share=on_gpu))
 
     def _answers(self) -> list[Any]:
         """One answer of each worker, by rank. Letters that come meanwhile are passed on."""

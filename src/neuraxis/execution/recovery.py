@@ -66,6 +66,10 @@ class Recovery:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
 
+    def put_off(self) -> None:
+        """Try again later."""
+        self._saved_at = time.monotonic()
+
     def count_loss(self, error: ShardFailed, step: int) -> None:
         """A worker was lost while the simulation was at a step; raises the error where starting again is no use."""
         self._restarts = self._restarts + 1 if step == self._lost_at else 1

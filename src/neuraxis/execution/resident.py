@@ -27,6 +27,7 @@ from neuraxis.engine.shard import Shard
 from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
 from neuraxis.execution.tensors import HostTensor, lowered, raised
 from neuraxis.network import Network
+from neuraxis.network.network import LARGEST_STEP
 
 __all__ = [
     "Event",
@@ -137,7 +138,7 @@ class OwnMail:
         self.letters: dict[tuple[int, int], Any] = {}
 
     def post(self, letter: Letter) -> None:
-        self.letters[letter.source, letter.step] = letter.content
+        self.letters[letter.source, letter.step] = lowered(letter.content)
 
     def fetch(self, source: int, step: int) -> Any:
         return self.letters[source, step]
@@ -234,6 +235,8 @@ class Residents:
         step = now + 1
         if event.time_ms is not None:
             step = max(step, int(np.floor(event.time_ms / self._dt_ms + 0.5)))
+        if step > LARGEST_STEP:
+            raise InvalidArgument(f"it answered an event at {event.time_ms:g} ms, which is beyond the last step")
         ids = np.asarray(event.ids)
         population = self._network.populations[resident.population]
         if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1 or ids.min() < 0 or ids.max() >= population.n):
@@ -245,7 +248,7 @@ class Residents:
                     f"it answered data twice for {step * self._dt_ms:g} ms; send them in one event, as a list"
                 )
             spikes.append((step, np.array([self._network.populations[resident.mark].first_id])))
-            self._mail.post(Letter(resident.mark, step, lowered(event.data)))
+            self._mail.post(Letter(resident.mark, step, event.data))
         return spikes
 
     # --- to keep ----------------------------------------------------------------------------------------------
@@ -278,8 +281,8 @@ class Residents:
         for (source, step), content in self._mail.letters.items():
             if source in here and step > oldest:
                 kind = "tensor" if isinstance(content, HostTensor) else "array"
-                values = np.asarray(content.values if isinstance(content, HostTensor) else content)
-                if values.dtype.kind not in "biuf":
+                values = content.values if isinstance(content, HostTensor) else content
+                if not isinstance(values, np.ndarray | np.generic) or values.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {here[source]!r}: data under way that are no array cannot be saved")
                 arrays[f"{_LETTER}{source}/{step}/{kind}"] = values
         return arrays

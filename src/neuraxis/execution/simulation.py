@@ -461,6 +461,11 @@ class Simulation:
                 return
             except ShardFailed as error:
                 self._recover(error)
+            except CheckpointError as error:
+                # A full disk, or data under way that cannot be saved: the state before has to do for now.
+                _log.warning("the state to recover from could not be saved now: %s", error)
+                self._recovery.put_off()
+                return
 
     def _counted(self) -> Counters:
         return self._do("counters")  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ class ShardsTogether:
         return self.ask("status")
 
     def give(self, resident: str, data: Any) -> None:
-        self.ask("give", resident, lowered(data, share=True))
+        self.ask("give", resident, lowered(data))
 
     def state_hash(self) -> int:
         return int(sum(self.ask("state_hash")) % 2**64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neuraxis.comm.region import SharedRegion
@@ -15,6 +15,7 @@ from neuraxis.errors import CheckpointError, LineClosed, ShardFailed
 from neuraxis.execution.notes import NOTES_BYTES, Notes, NotesHandler
 from neuraxis.execution.resident import Letter, OwnMail, Resident, listeners
 from neuraxis.execution.runner import ShardRunner
+from neuraxis.execution.tensors import lowered
 from neuraxis.launch import WorkerLine
 from neuraxis.network import Network
 
@@ -107,11 +108,11 @@ class _LineMail(OwnMail):
         self._line = line
 
     def post(self, letter: Letter) -> None:
-        self.keep(letter)
-        self._line.send(letter)
+        super().post(letter)
+        self._line.send(replace(letter, content=lowered(letter.content, share=True)))
 
     def keep(self, letter: Letter) -> None:
-        super().post(letter)
+        self.letters[letter.source, letter.step] = letter.content
 
     def look(self) -> None:
         """Take in what has come, while we wait for another worker; raise if the parent has closed the line."""

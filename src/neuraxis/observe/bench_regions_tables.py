@@ -17,6 +17,10 @@ _HEADINGS = [
     "brain", "neurons", "workers", "start s", "s per model s", "speedup", "waiting", "exchange", "window ms",
     "us a window",
 ]  # fmt: skip
+_MEANING = (
+    "waiting: for other workers, uneven load included; exchange: taking in the spikes of all workers, "
+    "own ones included."
+)
 
 
 def as_data(results: RegionResults) -> dict[str, Any]:
@@ -67,11 +71,8 @@ def _rows(results: RegionResults) -> Rows:
 
 def _footing(results: RegionResults) -> list[str]:
     rounds = len(results.entries[0].seconds) if results.entries else 0
-    lines = [
-        f"Medians of {rounds} stretches of {results.time_ms:g} ms, in turns. waiting: for other workers, uneven load "
-        "included; exchange: taking in the spikes of all workers, own ones included.",
-        *(f"{size}, workers='auto': {choice}" for size, choice in results.choices.items()),
-    ]
+    lines = [f"Medians of {rounds} stretches of {results.time_ms:g} ms, in turns. {_MEANING}"]
+    lines += [f"{size}, workers='auto': {choice}" for size, choice in results.choices.items()]
     if not results.sound:
         lines.append("NOT SOUND: fingerprints differ between numbers of workers")
     return lines
