@@ -284,7 +284,7 @@ class Residents:
                 values = content.values if isinstance(content, HostTensor) else content
                 if not isinstance(values, np.ndarray | np.generic) or values.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {here[source]!r}: data under way that are no array cannot be saved")
-                arrays[f"{_LETTER}{source}/{step}/{kind}"] = values
+                arrays[f"{_LETTER}{source}/{step}/{kind}"] = np.asarray(values)
         return arrays
 
     def install(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
