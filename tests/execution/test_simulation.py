@@ -402,7 +402,7 @@ def test_a_worker_that_dies_leaves_the_file_unfinished_and_readable(tmp_path: Pa
 
 
 class FailsToStart(SequentialExecutor):
-    def start(self, network: Network, progress: Callable[[int], None]) -> Any:
+    def start(self, network: Network, progress: Callable[[int], None], residents: Any = ()) -> Any:
         raise MemoryError("no room")
 
 

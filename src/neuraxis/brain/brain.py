@@ -34,7 +34,7 @@ from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
 from neuraxis.execution import Simulation
 from neuraxis.execution.executor import WorkerStatus
 from neuraxis.network.arguments import near, number, one_of, positive, whole
-from neuraxis.network.grid import to_steps
+from neuraxis.network.grid import to_steps, whole_steps
 
 __all__ = ["Activity", "Brain"]
 
@@ -56,7 +56,10 @@ class Activity:
 
     def of(self, region: str) -> int:
         """The spikes of a region."""
-        return sum(count for name, count in self.spikes.items() if name.split(".")[0] == region)
+        found = [count for name, count in self.spikes.items() if name.split(".")[0] == region]
+        if not found:
+            raise InvalidArgument(f"region={region!r}: {near(region, {name.split('.')[0] for name in self.spikes})}")
+        return sum(found)
 
 
 class Brain:
@@ -208,10 +211,7 @@ class Brain:
 
     def run(self, time_ms: float) -> Activity:
         """Run for `time_ms` of model time without input."""
-        duration = number(time_ms, "time_ms")
-        if duration < 0:
-            raise InvalidArgument(f"time_ms={time_ms!r}: a time cannot be negative")
-        return self.forward(None, to_steps(duration, self.spec.dt_ms, "time_ms"))
+        return self.forward(None, whole_steps(time_ms, self.spec.dt_ms))
 
     def _advance(self, steps: int) -> None:
         """Run, stopping where something on the agenda is due."""
@@ -440,8 +440,14 @@ class Brain:
             return
         self._look_again_at = 4 * self._look_again_at
         busy = [one.busy_ticks for one in self._simulation.status()]
-        if max(busy) > _WORTH_MOVING * sum(busy) / len(busy) and self.rebalance():
-            _log.info("regions were spread over the workers anew, by measured load")
+        if max(busy) <= _WORTH_MOVING * sum(busy) / len(busy):
+            return
+        try:
+            if self.rebalance():
+                _log.info("regions were spread over the workers anew, by measured load")
+        except CheckpointError as error:
+            self._balance = False  # a region that cannot be saved cannot be moved either
+            _log.info("regions stay where they are: %s", error)
 
     # --- to keep ----------------------------------------------------------------------------------------------
 

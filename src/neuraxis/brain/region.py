@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import Network, Population, Projection
+from neuraxis.network import FixedInDegree, Network, PairwiseBernoulli, Population, Projection
 from neuraxis.network.arguments import near
 
-__all__ = ["Afferent", "BuiltRegion", "Region", "RegionConfig", "as_config"]
+__all__ = ["Afferent", "BuiltRegion", "Region", "RegionConfig", "afferent_rule", "as_config", "group_size"]
 
 
 class RegionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class BuiltRegion:
 
     `inputs` and `outputs` name the ports that pathways may use; the first of each is the default. `inhibitory` are the
     short names of populations whose spikes inhibit; `groups` says into how many equal parts (features, actions) the
-    neurons of each port are divided, in order.
+    neurons of each port are divided, in order. A port is called like its population, or as `aliases` say.
     """
 
     name: str
@@ -39,6 +39,7 @@ class BuiltRegion:
     outputs: tuple[str, ...]
     inhibitory: frozenset[str] = frozenset()
     groups: int = 1
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def input(self, port: str = "") -> Population:
         return self._port(port, self.inputs, "input")
@@ -51,7 +52,8 @@ class BuiltRegion:
             raise InvalidArgument(f"region {self.name!r} has no {what}")
         if port and port not in ports:
             raise InvalidArgument(f"region {self.name!r} has no {what} {port!r}; {near(port, ports)}")
-        return self.populations[port or ports[0]]
+        name = port or ports[0]
+        return self.populations[self.aliases.get(name, name)]
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,32 @@ def as_config(kind: type[Config], given: Config | Mapping[str, Any] | None, what
         return msgspec.convert(dict(given) if isinstance(given, Mapping) else {}, kind)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{what}: {error}") from None
+
+
+def group_size(population: Population, groups: int) -> int:
+    """The size of the smallest of so many parts."""
+    return population.n // groups
+
+
+def afferent_rule(
+    afferent: Afferent, built: BuiltRegion, in_degree: int
+) -> tuple[FixedInDegree | PairwiseBernoulli, float]:
+    """Which neurons a pathway connects, and how many synapses a neuron gets on average.
+
+    `in_degree` is for a pathway that says nothing; it is less where there are fewer sources.
+    """
+    if afferent.topographic and afferent.source_groups != built.groups:
+        raise InvalidArgument(
+            f"{afferent.name}: topographic: {afferent.source.name!r} has {afferent.source_groups} groups and "
+            f"{built.name!r} has {built.groups}; they must be equal"
+        )
+    groups = built.groups if afferent.topographic else 1
+    sources = group_size(afferent.source, groups)
+    if afferent.probability is not None:
+        rule = PairwiseBernoulli(afferent.probability, groups=groups)
+        return rule, max(1.0, afferent.probability * sources)
+    if afferent.in_degree is not None:
+        k = afferent.in_degree
+        return FixedInDegree(k, multapses=k > sources, groups=groups), max(1.0, float(k))
+    k = max(1, min(in_degree, sources))
+    return FixedInDegree(k, multapses=False, groups=groups), float(k)

@@ -137,7 +137,10 @@ def _groups(row: dict[str, str], spec: BrainSpec, path: Path, where: str) -> tup
 
 def _read_spikes(path: Path, spec: BrainSpec) -> StimulusFile:
     found = []
-    recorded = read_spikes(path)
+    try:
+        recorded = read_spikes(path)
+    except OSError as error:
+        raise SpecError(f"cannot be read: {error}", str(path)) from error
     for name in recorded:
         sensor = name.removesuffix(".cells")
         if sensor not in spec.sensors:

@@ -16,6 +16,7 @@ from neuraxis.network.arguments import positive, whole
 
 if TYPE_CHECKING:
     from neuraxis.brain import Brain
+    from neuraxis.brain.stimulus_file import StimulusFile
 
 __all__ = ["run"]
 
@@ -111,6 +112,7 @@ def _run(
     import msgspec
 
     from neuraxis.brain import Brain, default_brain, read_spec, write_spec
+    from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
 
     try:
         spec = default_brain() if file is None else read_spec(file)
@@ -122,6 +124,9 @@ def _run(
             print(f"wrote {write}")
             return 0
         _check(task, stimulus, time_ms, trials, checkpoint, resume, html, record)
+        shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, spec)
+        if time_ms is None:
+            time_ms = shown.steps * spec.dt_ms if stimulus is not None else 1000.0
         with Brain(
             spec,
             workers=brain_workers(workers, sequential, "auto"),
@@ -134,7 +139,7 @@ def _run(
             if task is not None:
                 answer, interrupted = _learn(brain, task, trials, checkpoint, resume, html)
             else:
-                answer, interrupted = _play(brain, stimulus, time_ms, checkpoint, resume)
+                answer, interrupted = _play(brain, shown, time_ms, checkpoint, resume)
     except (NeuraxisError, OSError) as error:
         print(f"neuraxis run: {error}", file=sys.stderr)
         return 2
@@ -163,6 +168,10 @@ def _check(
     for path, option in ((html, "--html"), (record, "--record")):
         if path is not None:
             check_page(path, option)
+    if checkpoint is not None and checkpoint.exists() and not checkpoint.is_dir():
+        raise InvalidArgument(f"--checkpoint {checkpoint}: is a file; a folder is expected")
+    if resume and checkpoint is not None and not checkpoint.is_dir():
+        raise InvalidArgument(f"--resume: there is no folder {checkpoint}")
 
 
 def _learn(
@@ -190,21 +199,17 @@ def _learn(
 
 
 def _play(
-    brain: Brain, stimulus: Path | None, time_ms: float | None, checkpoint: Path | None, resume: bool
+    brain: Brain, shown: StimulusFile, time_ms: float, checkpoint: Path | None, resume: bool
 ) -> tuple[dict[str, Any], bool]:
-    from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
     from neuraxis.execution.progress import ProgressLine, run_text
     from neuraxis.launch.interrupts import Interrupts
     from neuraxis.network.grid import to_steps
 
     dt_ms = brain.spec.dt_ms
-    shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, brain.spec)
     at = 0
     if resume and checkpoint is not None:
         at = int(brain.load_checkpoint(checkpoint).get("played", 0))
-    until = to_steps(1000.0, dt_ms, "time") if time_ms is None else to_steps(time_ms, dt_ms, "--time-ms")
-    if time_ms is None and stimulus is not None:
-        until = shown.steps
+    until = to_steps(time_ms, dt_ms, "--time-ms")
     interrupted, piece, begun, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), time.monotonic(), at
     with ProgressLine("running", max(1, until), None) as line:
         try:

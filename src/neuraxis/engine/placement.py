@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network
 
-__all__ = ["Placement", "Slice", "check_placement", "expected_load", "place", "place_regions", "step_cost_ns"]
+__all__ = [
+    "Placement",
+    "Slice",
+    "check_placement",
+    "describe_slices",
+    "expected_load",
+    "place",
+    "place_regions",
+    "step_cost_ns",
+]
 
 # Below this many neurons for each shard, cutting a population costs more (a block, an outbox entry) than it shares.
 SMALLEST_SLICE = 64
@@ -93,6 +102,25 @@ def check_placement(network: Network, placement: Placement, shards: int) -> None
     for population, end in zip(network.populations, ends, strict=True):
         if end != population.n:
             raise InvalidArgument(f"placement: {end} neurons of {population.name!r} are placed; it has {population.n}")
+
+
+def describe_slices(network: Network, slices: Sequence[Slice]) -> str:
+    """The neurons of a shard for people to read: "cortex, striatum.D1[0:50]".
+
+    Populations called "region.name" that are all there, and whole, are called by their region.
+    """
+    if not slices:
+        return "no neurons"
+    held = {network.populations[part.population].name: part for part in slices}
+    texts: list[str] = []
+    for name, part in held.items():
+        region, dot, _ = name.partition(".")
+        family = [one for one in network.populations if dot and one.name.startswith(f"{region}.")]
+        if family and all(one.name in held and held[one.name].n == one.n for one in family):
+            texts.append(region)
+        else:
+            texts.append(f"{name}[{part.first}:{part.last}]")
+    return ", ".join(dict.fromkeys(texts))
 
 
 def place_regions(

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from neuraxis.comm.region import SharedRegion
 from neuraxis.engine.outboxes import Outboxes
-from neuraxis.engine.placement import Placement, check_placement, place
-from neuraxis.errors import CheckpointError, InvalidArgument, LineTimeout, ShardFailed, WorkerFailed
+from neuraxis.engine.placement import Placement, check_placement, describe_slices, place
+from neuraxis.errors import CheckpointError, InvalidArgument, LaunchError, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.notes import NOTES_BYTES, Notes
 from neuraxis.execution.resident import Letter, Resident, shard_of
@@ -25,6 +25,7 @@ from neuraxis.execution.tensors import lowered
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.execution.worker import Setup, serve
 from neuraxis.launch import Team
+from neuraxis.launch.call import importable_main
 from neuraxis.machine import usable_cores
 from neuraxis.network import Network
 
@@ -60,6 +61,12 @@ class ParallelExecutor(ShardsTogether):
         if self._setup is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         self._residents = tuple(residents)
+        for one in residents:
+            if one.create.startswith("__main__:") and not importable_main():
+                raise InvalidArgument(
+                    f"region {one.name!r}: create={one.create!r} cannot be found in a worker process: this program "
+                    "is no file that can be imported; put the region into a module"
+                )
         placement = self._wanted
         if placement is None:
             placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
@@ -177,6 +184,10 @@ class ParallelExecutor(ShardsTogether):
 
     def _fail(self, error: WorkerFailed) -> NoReturn:
         """Say which shard failed and how far it had come."""
+        if isinstance(error.__cause__, LaunchError):
+            # The script itself is at fault: it starts processes when it is imported. Its one line says all.
+            self.close()
+            raise error.__cause__ from None
         step = self._last_step(error.rank)
         held = self._describe(error.rank)
         memory, log = self._notes(error.rank)
@@ -211,11 +222,7 @@ class ParallelExecutor(ShardsTogether):
     def _describe(self, rank: int) -> str:
         if self._setup is None or not 0 <= rank < self.workers:
             return "its shard"
-        names = [
-            f"{self._setup.network.populations[part.population].name}[{part.first}:{part.last}]"
-            for part in self._setup.placement[rank]
-        ]
-        return ", ".join(names) if names else "no neurons"
+        return describe_slices(self._setup.network, self._setup.placement[rank])
 
 
 def _next_action(error: WorkerFailed) -> str:

@@ -177,6 +177,8 @@ class Residents:
             return
         self._done = now
         for resident, living in self._living:
+            if resident.population in self._shard.silent:
+                continue
             events = self._events(resident, now)
             ticks = resident.tick_steps and now % resident.tick_steps == 0
             if events or ticks:

@@ -35,7 +35,7 @@ from neuraxis.execution.summary import Summary
 from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
 from neuraxis.network.arguments import near, one_of, positive
-from neuraxis.network.grid import array_to_steps, to_steps
+from neuraxis.network.grid import array_to_steps, to_steps, whole_steps
 from neuraxis.network.inputs import SpikeInput
 from neuraxis.network.network import LARGEST_STEP
 from neuraxis.network.population import LARGEST_FLOAT32, LARGEST_INT32
@@ -118,6 +118,8 @@ class Simulation:
                 self.build = self._executor.start(
                     network, lambda n: line.advance(n, f"{expected / 1e6:,.1f} M synapses"), self._residents
                 )
+                if self._recovery is not None and self._residents:
+                    self._recovery.save(self._executor, 0)  # who cannot be saved is refused now, not in an hour
         except BaseException:
             self._abandon()
             raise
@@ -130,15 +132,7 @@ class Simulation:
 
         Ctrl-C ends it between two steps: what was recorded is kept, and the simulation can go on from there.
         """
-        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float | np.number) or not math.isfinite(time_ms):
-            raise InvalidArgument(f"time_ms={time_ms!r}: a time in ms is expected")
-        if time_ms < 0:
-            raise InvalidArgument(f"time_ms={time_ms!r}: a time cannot be negative")
-        dt_ms = self.network.dt_ms
-        steps = to_steps(float(time_ms), dt_ms, "time_ms")
-        if abs(float(time_ms) / dt_ms - steps) > 1e-6 * max(1, steps):
-            raise InvalidArgument(f"time_ms={time_ms!r}: a whole number of steps of {dt_ms:g} ms is expected")
-        return self.step(steps)
+        return self.step(whole_steps(time_ms, self.network.dt_ms))
 
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""

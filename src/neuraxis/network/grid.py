@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from neuraxis.errors import InvalidArgument
-from neuraxis.network.arguments import not_negative
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arguments import not_negative, number
 from neuraxis.network.arrays import Floats, Integers
 
-__all__ = ["HIGHEST_STEP", "STEP_TOLERANCE", "array_to_steps", "at_least_one_step", "to_steps"]
+__all__ = ["HIGHEST_STEP", "STEP_TOLERANCE", "array_to_steps", "at_least_one_step", "to_steps", "whole_steps"]
 
 # Far beyond any run, and far within what float64 counts exactly.
 HIGHEST_STEP = 2**48
@@ -39,3 +39,17 @@ def at_least_one_step(ms: float, dt_ms: float, name: str) -> float:
     if ms < dt_ms * (1 - STEP_TOLERANCE):
         raise InvalidArgument(f"{name}={ms:g}: must be one step (dt_ms={dt_ms:g}) or more")
     return ms
+
+
+def whole_steps(time_ms: object, dt_ms: float) -> int:
+    """A duration as steps; an error if it is none, negative, or no whole number of steps."""
+    try:
+        duration = number(time_ms, "time_ms")
+    except InvalidType:
+        raise InvalidArgument(f"time_ms={time_ms!r}: a time in ms is expected") from None
+    if duration < 0:
+        raise InvalidArgument(f"time_ms={time_ms!r}: a time cannot be negative")
+    steps = to_steps(duration, dt_ms, "time_ms")
+    if abs(duration / dt_ms - steps) > 1e-6 * max(1, steps):
+        raise InvalidArgument(f"time_ms={time_ms!r}: a whole number of steps of {dt_ms:g} ms is expected")
+    return steps

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from neuraxis.network.arguments import positive
 from neuraxis.network.arithmetic import exp, log
 from neuraxis.network.models.membrane import Parameters, check_positive, current_propagator, leak_constants
 from neuraxis.network.neuron_model import neuron_model
 
-__all__ = ["potential_height", "theta_cell"]
+__all__ = ["potential_height", "septal_cell", "theta_cell"]
 
 
 def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
@@ -62,3 +63,20 @@ def theta_cell(
     fatigue = fatigue_step_mv if spike else fatigue_mv * decay_fatigue
     v = v_reset_mv if spike else v
     return spike, v, afferent, inhibition, associative, fatigue, refractory_steps if spike else left
+
+
+@neuron_model(
+    states={"due": 0.0, "familiar": 0.0},
+    receptors=("recalled",),
+    parameters={"highest_hz": 100.0, "tau_familiar_ms": 80.0},
+    signals={"theta": 0.0},
+    constants=lambda p, dt_ms: {
+        "per_step": p["highest_hz"] * dt_ms * 1e-3, "decay": exp(-dt_ms / positive(p["tau_familiar_ms"], "tau_familiar_ms"))
+    },
+)  # fmt: skip
+def septal_cell(due, familiar, recalled, theta, per_step, decay):
+    """Fires in the lower half of theta, the less the more spikes arrived in the upper half: at a sum of 1 not at all."""
+    due = due + per_step * max(-theta, 0.0) * max(1.0 - familiar, 0.0)
+    spike = due >= 1.0
+    familiar = familiar * decay + recalled * max(theta, 0.0)
+    return spike, due - 1.0 if spike else due, familiar

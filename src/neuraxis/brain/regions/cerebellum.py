@@ -74,6 +74,8 @@ class CerebellumConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_f
     purkinje_drive_mv: float = 15.6
     nuclei_drive_mv: float = 25.0
     balance_hz: float = 10.0
+    nuclei_to_climbing: float = 0.05
+    usual_hz: float = 71.0
     learning_rate: float = 0.05
     eligibility_ms: float = 50.0
     plastic: bool = True
@@ -89,7 +91,7 @@ class CerebellumConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("parallel_largest_mv", "eligibility_ms"):
             positive(getattr(self, name), name)
         for name in (
-            "mossy_mv", "parallel_mv", "purkinje_mv", "purkinje_drive_mv", "nuclei_drive_mv", "balance_hz",
+            "mossy_mv", "parallel_mv", "purkinje_mv", "purkinje_drive_mv", "nuclei_drive_mv", "balance_hz", "nuclei_to_climbing", "usual_hz",
             "learning_rate", "afferent_mv",
         ):  # fmt: skip
             not_negative(getattr(self, name), name)
@@ -228,7 +230,11 @@ class Cerebellum(Region):
             teachers = network.population(f"{built.name}.teachers.{group}", len(fibres), echo)
             network.connect(built.populations[CLIMBING], teachers, Explicit(fibres, np.arange(len(fibres))), 1.0, 1.0)
             network.modulate(teachers, level, 1.0 / len(fibres))
-            network.modulate(balance, level, -c.balance_hz / PACEMAKER_HZ)
+            outputs = np.arange(*_part(c.nuclei, group, c.groups))
+            brakes = network.population(f"{built.name}.brakes.{group}", len(outputs), echo)
+            network.connect(built.populations["nuclei"], brakes, Explicit(outputs, np.arange(len(outputs))), 1.0, 1.0)
+            network.modulate(brakes, level, -c.nuclei_to_climbing / len(outputs))
+            network.modulate(balance, level, -(c.balance_hz - c.nuclei_to_climbing * c.usual_hz) / PACEMAKER_HZ)
 
 
 def create_cerebellum_region(

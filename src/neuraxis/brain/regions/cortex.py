@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from neuraxis.brain.models.cortex import pyramidal_cell
-from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, as_config
-from neuraxis.brain.regions.thalamus import afferent_rule, group_size
+from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, afferent_rule, as_config, group_size
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import FixedInDegree, Network, Neuromodulator, NeuronModel, Population, Projection, RewardSTDP
 from neuraxis.network.arguments import label, near, not_negative, number, positive, whole

@@ -20,11 +20,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from neuraxis.brain.models.hippocampus import theta_cell
+from neuraxis.brain.models.hippocampus import septal_cell, theta_cell
 from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, as_config
 from neuraxis.brain.regions.thalamus import afferent_rule
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import FixedInDegree, Network, PlasticityRule, Population, Projection, RewardSTDP, TsodyksMarkram
+from neuraxis.network import (
+    FixedInDegree,
+    Network,
+    PlasticityRule,
+    Population,
+    Projection,
+    RewardSTDP,
+    TsodyksMarkram,
+    Uniform,
+)
 from neuraxis.network.arguments import label, not_negative, positive, whole
 
 __all__ = ["Hippocampus", "HippocampusConfig", "create_hippocampus_region"]
@@ -77,21 +86,24 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
     rhythm: str = "theta"
     frequency_hz: float = 8.0
     plastic: bool = True
-    learning_rate: float = 0.15
+    learning_rate: float = 0.4
     pairing_ms: float = 15.0
+    familiar: float = 0.25
+    forget_s: float = 40.0
     dg_in_degree: int = 20
-    dg_mv: float = 2.5
+    dg_mv: float = 4.2
     mossy_in_degree: int = 10
-    mossy_mv: float = 90.0
+    mossy_mv: float = 120.0
     perforant_in_degree: int = 100
-    perforant_mv: float = 2.2
+    perforant_mv: float = 8.0
+    feedforward_mv: float = 2.0
     recurrent_in_degree: int = 100
-    recurrent_mv: float = 3.0
+    recurrent_mv: float = 2.6
     direct_in_degree: int = 10
-    direct_mv: float = 4.0
+    direct_mv: float = 8.0
     schaffer_in_degree: int = 75
     schaffer_mv: float = 1.4
-    afferent_in_degree: int = 10
+    afferent_in_degree: int = 3
     afferent_mv: float = 60.0
 
     def __post_init__(self) -> None:
@@ -104,7 +116,7 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
         label(self.rhythm, "rhythm")
         for name in ("frequency_hz", "pairing_ms", "perforant_mv", "recurrent_mv", "schaffer_mv"):
             positive(getattr(self, name), name)
-        for name in ("learning_rate", "dg_mv", "mossy_mv", "direct_mv", "afferent_mv"):
+        for name in ("learning_rate", "dg_mv", "mossy_mv", "feedforward_mv", "direct_mv", "afferent_mv"):
             not_negative(getattr(self, name), name)
         for name in ("dg", "mossy", "perforant", "recurrent", "direct", "schaffer", "afferent"):
             whole(getattr(self, f"{name}_in_degree"), f"{name}_in_degree", 1)
@@ -112,6 +124,10 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
 
 # One synapse on a cell of EC: 20 mV or more are a spike for a spike.
 LARGEST_AFFERENT_MV = 20.0
+
+SEPTUM = 10
+SEPTUM_HZ = 100.0
+ENCODING_MS = 10.0
 
 # How often learning takes effect, and how long it is remembered which spikes were paired: so short that what is paired
 # in one half of a cycle is forgotten in the other.
@@ -126,11 +142,12 @@ GRANULE = {
 # Pyramidal cells tire, so that recall gives one or two spikes in each cycle and ends with it (chosen).
 CA3_CELL = {"depth_afferent": 0.9, "depth_associative": 0.95, "fatigue_step_mv": 8.0, "tau_fatigue_ms": 30.0}
 CA1_CELL = {**CA3_CELL, "depth_afferent": 0.6}
+EC_CELL = {"tau_m_ms": 10.0, "tau_afferent_ms": 2.0, "refractory_ms": 30.0}
 FAST_CELL = {"tau_m_ms": 10.0, "tau_afferent_ms": 2.0, "refractory_ms": 2.0}
 
 # Feedback inhibition of each field: cells that an inhibitory cell hears and their weight; the way back. Chosen: about
 # 10 cells of DG, or 15 of CA3, at the same time silence the others for 10 to 20 ms.
-INHIBITION = {"DG": (100, 8.0, 10, -12.0), "CA3": (100, 1.6, 8, -6.0), "CA1": (40, 3.0, 6, -3.0)}
+INHIBITION = {"DG": (100, 8.0, 10, -12.0), "CA3": (100, 1.6, 8, -12.0), "CA1": (40, 3.0, 6, -10.0)}
 
 
 class Hippocampus(Region):
@@ -143,9 +160,9 @@ class Hippocampus(Region):
 
     def build(self, network: Network, name: str) -> BuiltRegion:
         c = self.config
-        theta, encoding = self._rhythms(network, name)
+        theta = self._rhythm(network)
         models = {
-            "EC": (c.ec, theta_cell(**FAST_CELL)),
+            "EC": (c.ec, theta_cell(**EC_CELL)),
             "DG": (c.dg, theta_cell(theta=theta, **GRANULE)),
             "CA3": (c.ca3, theta_cell(theta=theta, **CA3_CELL)),
             "CA1": (c.ca1, theta_cell(theta=theta, **CA1_CELL)),
@@ -154,6 +171,7 @@ class Hippocampus(Region):
             "CA1i": (c.ca1_inhibitory, theta_cell(**FAST_CELL)),
         }
         cells = {short: network.population(f"{name}.{short}", n, model) for short, (n, model) in models.items()}
+        encoding = self._septum(network, name, cells, theta) if c.plastic else ""
 
         def connect(
             pre: str, post: str, k: int, mv: float, receptor: str = "afferent_mv", rule: PlasticityRule | None = None,
@@ -169,6 +187,7 @@ class Hippocampus(Region):
         connect("EC", "DG", c.dg_in_degree, c.dg_mv)
         connect("DG", "CA3", c.mossy_in_degree, c.mossy_mv, rule=TsodyksMarkram(0.2, 50.0, 300.0))
         learn("EC", "CA3", c.perforant_in_degree, c.perforant_mv)
+        connect("EC", "CA3", c.perforant_in_degree, -c.feedforward_mv, "associative_mv")
         learn("CA3", "CA3", c.recurrent_in_degree, c.recurrent_mv)
         connect("EC", "CA1", c.direct_in_degree, c.direct_mv, groups=c.groups)
         learn("CA3", "CA1", c.schaffer_in_degree, c.schaffer_mv)
@@ -190,13 +209,23 @@ class Hippocampus(Region):
         target = built.input(afferent.port)
         return [network.connect(afferent.source, target, rule, weight, afferent.delay_ms, name=afferent.name)]
 
-    def _rhythms(self, network: Network, name: str) -> tuple[str, str]:
-        """The names of the rhythm to follow, and of one that is above 0 in the other half of the cycle only."""
+    def _rhythm(self, network: Network) -> str:
+        """The name of the rhythm to follow."""
         c = self.config
-        known = {rhythm.name: rhythm for rhythm in network.rhythms}
-        theta = known.get(c.rhythm) or network.rhythm(c.rhythm, c.frequency_hz)
-        encoding = network.rhythm(f"{name}.encoding", theta.frequency_hz, theta.phase + 0.5, floor=0.0)
-        return theta.name, encoding.name
+        known = {rhythm.name for rhythm in network.rhythms}
+        return c.rhythm if c.rhythm in known else network.rhythm(c.rhythm, c.frequency_hz).name
+
+    def _septum(self, network: Network, name: str, cells: dict[str, Population], theta: str) -> str:
+        """The cells that let synapses learn, by a level of the region's own, unless CA3 recalls; the level's name."""
+        c = self.config
+        septum = cells["septum"] = network.population(
+            f"{name}.septum", SEPTUM, septal_cell(theta=theta), due=Uniform(0.0, 1.0)
+        )
+        rule = FixedInDegree(c.ca3, multapses=False)
+        network.connect(cells["CA3"], septum, rule, 1.0 / (c.familiar * c.ca3), 1.0, "recalled")
+        level = network.neuromodulator(f"{name}.encoding", tau_ms=ENCODING_MS)
+        network.modulate(septum, level, 1.0 / (SEPTUM * SEPTUM_HZ * 1e-3 * ENCODING_MS), 1.0)
+        return level.name
 
     def _learning(self, largest_mv: float, encoding: str) -> RewardSTDP | None:
         c = self.config
@@ -205,7 +234,7 @@ class Hippocampus(Region):
         step = c.learning_rate * largest_mv
         return RewardSTDP(
             w_max=largest_mv, a_plus=step, a_minus=-step, tau_plus_ms=c.pairing_ms, tau_minus_ms=c.pairing_ms,
-            tau_eligibility_ms=ELIGIBILITY_MS, every_ms=LEARNING_MS, modulator=encoding,
+            tau_eligibility_ms=ELIGIBILITY_MS, every_ms=LEARNING_MS, modulator=encoding, tau_forget_ms=c.forget_s * 1e3,
         )  # fmt: skip
 
 

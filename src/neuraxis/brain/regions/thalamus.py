@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from neuraxis.brain.models.thalamus import reticular_cell
-from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, as_config
+from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, afferent_rule, as_config, group_size
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import FixedInDegree, Network, PairwiseBernoulli, Population, Projection
+from neuraxis.network import FixedInDegree, Network, Projection
 from neuraxis.network.arguments import label, not_negative, positive, whole
 from neuraxis.network.models import lif_exp_two
 
-__all__ = ["BuiltThalamus", "Thalamus", "ThalamusConfig", "afferent_rule", "create_thalamus_region", "group_size"]
+__all__ = ["Thalamus", "ThalamusConfig", "afferent_rule", "create_thalamus_region", "group_size"]
 
 GATE = "gate"
 
@@ -91,21 +91,13 @@ class ThalamusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 @dataclass(frozen=True)
-class BuiltThalamus(BuiltRegion):
-    """A thalamus in a network; its port "gate" is the reticular nucleus."""
-
-    def input(self, port: str = "") -> Population:
-        return self.populations["reticular"] if port == GATE else super().input(port)
-
-
-@dataclass(frozen=True)
 class Thalamus(Region):
     """Relay cells and a reticular nucleus; see the module's text."""
 
     kind: ClassVar[str] = "thalamus"
     config: ThalamusConfig
 
-    def build(self, network: Network, name: str) -> BuiltThalamus:
+    def build(self, network: Network, name: str) -> BuiltRegion:
         c = self.config
         membrane = {"tau_m_ms": c.tau_m_ms}
         tied: dict[str, Any] = {} if c.gate_rhythm is None else {"rhythm": c.gate_rhythm, "rhythm_pa": c.rhythm_pa}
@@ -119,7 +111,7 @@ class Thalamus(Region):
             k = min(k, group_size(pre, groups))
             rule = FixedInDegree(k, multapses=False, groups=groups)
             network.connect(pre, post, rule, weight=sum_pa / k, delay_ms=c.delay_ms)
-        return BuiltThalamus(
+        return BuiltRegion(
             name=name,
             kind=self.kind,
             populations={"relay": relay, "reticular": reticular},
@@ -127,6 +119,7 @@ class Thalamus(Region):
             outputs=("relay",),
             inhibitory=frozenset({"reticular"}),
             groups=c.groups,
+            aliases={GATE: "reticular"},
         )
 
     def receive(self, network: Network, built: BuiltRegion, afferent: Afferent) -> list[Projection]:
@@ -150,35 +143,3 @@ class Thalamus(Region):
 def create_thalamus_region(config: ThalamusConfig | Mapping[str, Any] | None = None, device: str = "cpu") -> Thalamus:
     """A thalamus from its configuration. It is made of neurons of the network, which run where the network does."""
     return Thalamus(as_config(ThalamusConfig, config, "thalamus"))
-
-
-# --- pathways, as thalamus and cortex connect them ---
-
-
-def group_size(population: Population, groups: int) -> int:
-    """The size of the smallest of so many parts."""
-    return population.n // groups
-
-
-def afferent_rule(
-    afferent: Afferent, built: BuiltRegion, in_degree: int
-) -> tuple[FixedInDegree | PairwiseBernoulli, float]:
-    """Which neurons a pathway connects, and how many synapses a neuron gets on average.
-
-    `in_degree` is for a pathway that says nothing; it is less where there are fewer sources.
-    """
-    if afferent.topographic and afferent.source_groups != built.groups:
-        raise InvalidArgument(
-            f"{afferent.name}: topographic: {afferent.source.name!r} has {afferent.source_groups} groups and "
-            f"{built.name!r} has {built.groups}; they must be equal"
-        )
-    groups = built.groups if afferent.topographic else 1
-    sources = group_size(afferent.source, groups)
-    if afferent.probability is not None:
-        rule = PairwiseBernoulli(afferent.probability, groups=groups)
-        return rule, max(1.0, afferent.probability * sources)
-    if afferent.in_degree is not None:
-        k = afferent.in_degree
-        return FixedInDegree(k, multapses=k > sources, groups=groups), max(1.0, float(k))
-    k = max(1, min(in_degree, sources))
-    return FixedInDegree(k, multapses=False, groups=groups), float(k)

@@ -87,6 +87,8 @@ class CueActionTask:
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.delayed and self.timing is not None and not self.timing.gap_ms:
+            raise InvalidArgument("delayed: the timing has no gap; say Timing(gap_ms=1000.0)")
         self.times = self.timing or (Timing(gap_ms=1000.0) if self.delayed else Timing())
         if self.reverse_at is not None:
             whole(self.reverse_at, "reverse_at", 0)
@@ -142,15 +144,20 @@ class CueActionTask:
 
     def accuracy(self, last: int = 100) -> float:
         """The share of right choices in the last trials; 0 before the first."""
-        recent = self.trials[-last:]
+        recent = self.trials[-whole(last, "last", 1) :]
         return sum(trial.correct for trial in recent) / len(recent) if recent else 0.0
 
     def state(self) -> dict[str, Any]:
         """What `Brain.save_checkpoint` can keep."""
-        return {"delayed": self.delayed, "reverse_at": self.reverse_at, "trials": [asdict(one) for one in self.trials]}
+        return {**self._form(), "trials": [asdict(one) for one in self.trials]}
+
+    def _form(self) -> dict[str, Any]:
+        return {"reverse_at": self.reverse_at, "timing": asdict(self.times), "sensor": self.sensor}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that was kept; it must be that of a task of the same form."""
-        if state.get("delayed") != self.delayed or state.get("reverse_at") != self.reverse_at:
-            raise InvalidArgument("the state is that of another form of the task")
+        for name, value in self._form().items():
+            if state.get(name) != value:
+                was = state.get(name)
+                raise InvalidArgument(f"the state is that of another task: {name} was {was!r}, is {value!r}")
         self.trials = [Trial(**one) for one in state["trials"]]
