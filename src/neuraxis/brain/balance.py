@@ -12,8 +12,9 @@ __all__ = ["auto_workers", "measured_load"]
 # Nanoseconds that a population costs in every step, however few its neurons are.
 _POPULATION_NS = 60.0
 
-# Two workers must promise this to be worth the processes.
+# Two workers must promise this to be worth the processes, and a step must be as long as this.
 _WORTH = 1.25
+_SMALLEST_NS = 3000.0
 
 
 def auto_workers(lowered: Lowered) -> tuple[int, str]:
@@ -31,7 +32,7 @@ def auto_workers(lowered: Lowered) -> tuple[int, str]:
         if gain > promise * 1.1:
             best, promise = workers, gain
     size = f"a step of {network.neuron_count:,} neurons takes about {alone / 1000:.1f} us in one process"
-    if best == 1 or promise < _WORTH:
+    if best == 1 or promise < _WORTH or alone < _SMALLEST_NS:
         return 1, f"sequential: {size}, and {cores} core{'s' * (cores != 1)} would not make it much quicker"
     return best, f"{best} workers: {size}, and should be {promise:.1f} times quicker on {best} of {cores} cores"
 

@@ -25,12 +25,12 @@ from neuraxis.brain.choice import Choice, by_group, choose, uniform
 from neuraxis.brain.config import Config, check_batch_tolerance
 from neuraxis.brain.diagnostics import Diagnostics, diagnose
 from neuraxis.brain.files import read_spec, write_spec
-from neuraxis.brain.lowering import Lowered, lower
+from neuraxis.brain.lowering import AGAINST, FOR, Lowered, lower
 from neuraxis.brain.models.sources import thresholds
 from neuraxis.brain.spec import BrainSpec, EffectorSpec, validate
 from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.engine.placement import Placement, place_regions
-from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
+from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError
 from neuraxis.execution import Simulation
 from neuraxis.execution.executor import WorkerStatus
 from neuraxis.network.arguments import near, number, one_of, positive, whole
@@ -75,6 +75,7 @@ class Brain:
         record_to: a file for them instead (SONATA, HDF5).
         balance: whether to spread regions over workers anew, by measured load, between two runs.
         progress: whether to draw a progress line while building and running; by default on a terminal.
+        where: what errors about the description begin with; the file, if there is one.
     """
 
     def __init__(
@@ -89,16 +90,18 @@ class Brain:
         record_to: str | Path | None = None,
         balance: bool = True,
         progress: bool | None = False,
+        where: str | None = None,
     ) -> None:
-        self.spec = spec = validate(spec)
+        where = str(where or getattr(spec, "name", "brain"))
+        self.spec = spec = validate(spec, where)
         if not spec.regions:
-            raise InvalidArgument("brain: it has no region; add one, as in BrainBuilder().region('cortex', 'cortex')")
+            raise SpecError("there is none; add one, as in BrainBuilder().region('cortex', 'cortex')", where, "regions")
         check_batch_tolerance(spec, batch_tolerance_ms)
-        self._lowered = lower(spec, max(1, to_steps(batch_tolerance_ms, spec.dt_ms, "batch_tolerance_ms")))
+        self._lowered = lower(spec, max(1, to_steps(batch_tolerance_ms, spec.dt_ms, "batch_tolerance_ms")), where)
         network = self._lowered.network
         self._critic = None
         if spec.reward.critic is not None:
-            self._critic = self._lowered.population(spec.reward.critic, "reward.critic")
+            self._critic = self._lowered.population(spec.reward.critic, where, "reward.critic")
         if record or record_to is not None:
             for population in network.populations:
                 network.record(population, "spikes")
@@ -145,7 +148,7 @@ class Brain:
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Brain:
         """The brain that a TOML file describes; `options` are those of the class."""
-        return cls(read_spec(path), **options)
+        return cls(read_spec(path), where=str(path), **options)
 
     @classmethod
     def from_config(cls, config: Config, **options: Any) -> Brain:
@@ -528,18 +531,14 @@ class Brain:
         watched = [] if self._critic is None else [self._critic]
         for effector in self.spec.effectors.values():
             known = self._lowered.regions[effector.region].populations
-            watched += [known[name] for name in ("D1", "D2") if name in known]
+            watched += [known[name] for name in (FOR, AGAINST) if name in known]
         return watched
 
     def _values(self, effector: EffectorSpec) -> NDArray[np.float64]:
         known = self._lowered.regions[effector.region].populations
-        if "D1" not in known:
-            raise InvalidArgument(
-                f"effector: region {effector.region!r} has no population 'D1' that speaks for actions"
-            )
-        values = by_group(self._rates_in_window(known["D1"]), effector.actions)
-        if "D2" in known:
-            values = values - by_group(self._rates_in_window(known["D2"]), effector.actions)
+        values = by_group(self._rates_in_window(known[FOR]), effector.actions)
+        if AGAINST in known:
+            values = values - by_group(self._rates_in_window(known[AGAINST]), effector.actions)
         return values
 
     def _expected_reward(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from neuraxis.brain.models.sources import rate_source
 from neuraxis.brain.region import Afferent, BuiltRegion, Region
 from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, PathwaySpec, RegionSpec, split_port
-from neuraxis.errors import InvalidArgument, NeuraxisError, SpecError
+from neuraxis.errors import NeuraxisError, SpecError
 from neuraxis.execution.resident import Hearing, Resident
 from neuraxis.network import Network, Population, Projection
 from neuraxis.network.grid import to_steps
@@ -20,6 +20,7 @@ from neuraxis.network.models import spike_source
 
 __all__ = ["Lowered", "Pathway", "lower"]
 
+FOR, AGAINST = "D1", "D2"  # cells that speak for and against actions
 MARK = "data"  # the short name of the neuron that spikes when a user's own region sends data
 
 
@@ -52,12 +53,12 @@ class Lowered:
     def populations_of(self, region: str) -> list[Population]:
         return list(self.regions[region].populations.values())
 
-    def population(self, name: str, field: str) -> Population:
+    def population(self, name: str, where: str, field: str) -> Population:
         """The population called "region.short name"."""
         region, short = split_port(name)
         known = self.regions[region].populations
         if short not in known:
-            raise SpecError(f"region {region!r} has no population {short!r}; it has {', '.join(known)}", "brain", field)
+            raise SpecError(f"region {region!r} has no population {short!r}; it has {', '.join(known)}", where, field)
         return known[short]
 
     @property
@@ -66,8 +67,8 @@ class Lowered:
         return [[one.index for one in region.populations.values()] for region in self.regions.values()]
 
 
-def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
-    """Make the network of a brain that was validated."""
+def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowered:
+    """Make the network of a brain that was validated; `where` is what errors begin with."""
     network = Network(dt_ms=spec.dt_ms, seed=spec.seed)
     for name, rhythm in spec.rhythms.items():
         network.rhythm(name, rhythm.frequency_hz, rhythm.phase, rhythm.floor)
@@ -81,9 +82,15 @@ def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
         if region.kind == PYTHON_KIND:
             built[name] = _python_region(network, name, region)
         else:
-            made[name] = _create(name, region)
+            made[name] = _create(name, region, where)
             built[name] = made[name].build(network, name)
     for name, effector in spec.effectors.items():
+        if FOR not in built[effector.region].populations:
+            raise SpecError(
+                f"region {effector.region!r} has no cells {FOR!r} that speak for actions",
+                where,
+                f"effectors.{name}.region",
+            )
         built[name] = _sources(network, name, "effector", effector.neurons, effector.actions)
     hears: dict[str, list[Hearing]] = {name: [] for name in spec.regions}
     pathways = []
@@ -93,7 +100,7 @@ def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
         except SpecError:
             raise
         except NeuraxisError as error:
-            raise SpecError(str(error), spec.name, f"pathways[{index}] ({pathway.label})") from error
+            raise SpecError(str(error), where, f"pathways[{index}] ({pathway.label})") from error
     residents = tuple(
         _resident(name, region, built[name], hears[name], spec.dt_ms, batch_steps)
         for name, region in spec.regions.items()
@@ -107,17 +114,23 @@ def lower(spec: BrainSpec, batch_steps: int = 1) -> Lowered:
     lowered = Lowered(network, built, tuple(pathways), residents)
     for name, modulator in spec.neuromodulators.items():
         for i, source in enumerate(modulator.sources):
-            population = lowered.population(source.population, f"neuromodulators.{name}.sources[{i}].population")
+            field = f"neuromodulators.{name}.sources[{i}].population"
+            population = lowered.population(source.population, where, field)
             network.modulate(population, name, source.amount, source.delay_ms)
     return lowered
 
 
-def _create(name: str, region: RegionSpec) -> Region:
+def _create(name: str, region: RegionSpec, where: str) -> Region:
     from neuraxis.brain.regions import REGION_CREATORS
 
     if region.device != "cpu":
-        raise InvalidArgument(f"region {name!r}: device={region.device!r}: regions of neurons run on the CPU")
-    return REGION_CREATORS[region.kind](region.config, region.device)
+        raise SpecError(f"{region.device!r}: regions of neurons run on the CPU", where, f"regions.{name}.device")
+    try:
+        return REGION_CREATORS[region.kind](region.config, region.device)
+    except SpecError:
+        raise
+    except NeuraxisError as error:
+        raise SpecError(str(error), where, f"regions.{name}.config") from error
 
 
 def _sources(network: Network, name: str, kind: str, neurons: int, groups: int) -> BuiltRegion:

@@ -35,6 +35,7 @@ EXPECTED_RATE_HZ = 5.0
 
 # An exchange between shards in processes of their own: the way of a cache line, and that nobody is on time.
 EXCHANGE_NS = 3000.0
+LONGEST_WINDOW_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,9 @@ def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) 
         for projection in network.projections
         if len(homes[projection.pre.index] | homes[projection.post.index]) > 1
     ]
-    return busiest + (EXCHANGE_NS / min(between) if between else 0.0)
+    if len(placement) == 1:
+        return busiest
+    return busiest + EXCHANGE_NS / min([*between, LONGEST_WINDOW_STEPS])
 
 
 def expected_load(network: Network) -> list[float]:

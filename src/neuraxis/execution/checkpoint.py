@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
@@ -29,7 +30,7 @@ from neuraxis.engine.state import COUNTS, STREAM, ShardState
 from neuraxis.errors import CheckpointError
 from neuraxis.network import Network, RewardSTDP
 
-__all__ = ["SavedState", "describe_network", "read_manifest", "write_manifest", "write_shard"]
+__all__ = ["SavedState", "check_sums", "describe_network", "read_manifest", "write_manifest", "write_shard"]
 
 MANIFEST = "manifest.json"
 # Raised, too, when a change of the engine draws other synapses from a seed: they are not saved but drawn again.
@@ -291,6 +292,7 @@ def write_manifest(
         "network": describe_network(network),
         "state": state.name,
         "files": files,
+        "checksums": {name: _checksum(state / name) for name in files},
         "note": dict(note or {}),
     }
     new = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
@@ -348,6 +350,27 @@ def _state_named(path: Path) -> str:
     if not ours:
         raise CheckpointError(f"{path}: is there already and is no manifest of a saved state")
     return "" if _is_elsewhere(name) or not name.startswith("state-") else name
+
+
+def check_sums(folder: Path) -> None:
+    """Raise if a file of the saved state is not, to the bit, what was written."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    expected = manifest.get("checksums")
+    for name in manifest["files"]:
+        path = folder / manifest["state"] / name
+        if not isinstance(expected, dict) or _checksum(path) != expected.get(name):
+            raise CheckpointError(f"{path}: damaged: it is not what was written (its checksum differs)")
+
+
+def _checksum(path: Path) -> int:
+    total = 0
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 22):
+                total = zlib.crc32(piece, total)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return total
 
 
 def read_manifest(folder: Path, network: Network) -> tuple[Path, list[str], dict[str, Any]]:

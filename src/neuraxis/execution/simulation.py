@@ -18,6 +18,7 @@ from neuraxis.engine.placement import Placement, check_placement
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
 from neuraxis.execution.checkpoint import (
     SavedState,
+    check_sums,
     discard_state,
     new_state_folder,
     read_manifest,
@@ -345,6 +346,7 @@ class Simulation:
         with SavedState(state, files) as saved:
             saved.check(self.network)
             step = saved.step
+        check_sums(Path(folder))
         self._do("agree", lambda: self._recording.check_restore(step))
         with Interrupts():
             try:

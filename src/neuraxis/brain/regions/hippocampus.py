@@ -86,12 +86,13 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
     rhythm: str = "theta"
     frequency_hz: float = 8.0
     plastic: bool = True
-    learning_rate: float = 0.4
+    learning_rate: float = 0.7
     pairing_ms: float = 15.0
     familiar: float = 0.25
     forget_s: float = 40.0
     dg_in_degree: int = 20
-    dg_mv: float = 4.2
+    dg_mv: float = 12.0
+    dg_feedforward_mv: float = 3.2
     mossy_in_degree: int = 10
     mossy_mv: float = 120.0
     perforant_in_degree: int = 100
@@ -116,7 +117,15 @@ class HippocampusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_
         label(self.rhythm, "rhythm")
         for name in ("frequency_hz", "pairing_ms", "perforant_mv", "recurrent_mv", "schaffer_mv"):
             positive(getattr(self, name), name)
-        for name in ("learning_rate", "dg_mv", "mossy_mv", "feedforward_mv", "direct_mv", "afferent_mv"):
+        for name in (
+            "learning_rate",
+            "dg_mv",
+            "mossy_mv",
+            "dg_feedforward_mv",
+            "feedforward_mv",
+            "direct_mv",
+            "afferent_mv",
+        ):
             not_negative(getattr(self, name), name)
         for name in ("dg", "mossy", "perforant", "recurrent", "direct", "schaffer", "afferent"):
             whole(getattr(self, f"{name}_in_degree"), f"{name}_in_degree", 1)
@@ -185,6 +194,7 @@ class Hippocampus(Region):
             connect(pre, post, k, 0.0, "associative_mv", rule)
 
         connect("EC", "DG", c.dg_in_degree, c.dg_mv)
+        connect("EC", "DG", c.ec, -c.dg_feedforward_mv)
         connect("DG", "CA3", c.mossy_in_degree, c.mossy_mv, rule=TsodyksMarkram(0.2, 50.0, 300.0))
         learn("EC", "CA3", c.perforant_in_degree, c.perforant_mv)
         connect("EC", "CA3", c.perforant_in_degree, -c.feedforward_mv, "associative_mv")
