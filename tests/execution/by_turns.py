@@ -61,7 +61,7 @@ class ByTurns(ShardsTogether):
         return [getattr(runner, command)(*arguments) for runner in self._runners]
 
     def level(self, modulator: int) -> float:
-        levels = set(self.ask("level", modulator))
+        levels = {level for level in self.ask("level", modulator) if level is not None}
         assert len(levels) == 1
         return levels.pop()
 

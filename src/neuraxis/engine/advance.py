@@ -62,6 +62,7 @@ from neuraxis.engine.plan import (
     M_DECAY,
     M_END,
     M_FIRST,
+    M_HEARD,
     M_LEVEL,
     NO_CALENDAR_ROOM,
     NO_ROOM,
@@ -463,6 +464,8 @@ def _update_modulators(plan: Any, modulators: Any, releases: Any, t: Any) -> Non
     """Every neuromodulator decays, and takes what the spikes release that arrive in step t."""
     populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
     for m in range(modulators.shape[0]):
+        if modulators[m, M_HEARD] == 0:
+            continue
         level = f32(modulators[m, M_LEVEL], 1)
         value = level[0] * bits_to_float32(np.uint32(modulators[m, M_DECAY]))
         for r in range(modulators[m, M_FIRST], modulators[m, M_END]):

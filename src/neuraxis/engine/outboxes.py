@@ -12,17 +12,17 @@ slots >= lag(a, b) + lag(b, a).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.placement import Placement, Slice
-from neuraxis.network import Network
+from neuraxis.network import Network, RewardSTDP
 from neuraxis.network.grid import to_steps
 
-__all__ = ["Listener", "Outboxes", "lags_between", "longest_delay"]
+__all__ = ["Listener", "Outboxes", "lags_between", "level_listeners", "longest_delay"]
 
 Lags = NDArray[np.int64]
 
@@ -51,6 +51,27 @@ def longest_delay(network: Network, listeners: Sequence[Listener] = ()) -> int:
     return max(longest, default=1)
 
 
+def level_listeners(network: Network, placement: Placement) -> list[frozenset[int]]:
+    """For each neuromodulator, the shards that follow its level.
+
+    All do where no spikes release it: nothing has to be known for that. Where spikes do, only those with neurons or
+    synapses that it acts on: a level within a region does not tie far regions to each other.
+    """
+    everybody = frozenset(range(len(placement)))
+    released = {one.modulator.name for one in network.modulations}
+    found: list[frozenset[int]] = []
+    for modulator in network.neuromodulators:
+        moved = {one.index for one in network.populations if modulator.name in one.model.signals.values()}
+        moved |= {
+            one.post.index
+            for one in network.projections
+            if isinstance(one.pairing, RewardSTDP) and one.pairing.modulator == modulator.name
+        }
+        shards = frozenset(s for s, slices in enumerate(placement) if any(part.population in moved for part in slices))
+        found.append(everybody if modulator.name not in released else shards or frozenset({0}))
+    return found
+
+
 def lags_between(network: Network, placement: Placement, listeners: Sequence[Listener] = ()) -> Lags:
     """lags[a, b]: shard a can run step t when shard b has completed step t - lags[a, b]."""
     shards = len(placement)
@@ -60,15 +81,17 @@ def lags_between(network: Network, placement: Placement, listeners: Sequence[Lis
             holders[part.population].add(shard)
     lags = np.full((shards, shards), LONGEST_LAG, np.int64)
 
-    def hears(listening: set[int], population: int, delay_steps: int) -> None:
+    def hears(listening: Collection[int], population: int, delay_steps: int) -> None:
         for a in listening:
             for b in holders[population]:
                 lags[a, b] = min(lags[a, b], delay_steps)
 
     for projection in network.projections:
         hears(holders[projection.post.index], projection.pre.index, network.delay_bounds_steps(projection)[0])
-    for one in network.modulations:  # every shard has the levels
-        hears(set(range(shards)), one.population.index, to_steps(one.delay_ms, network.dt_ms, "delay_ms"))
+    following = level_listeners(network, placement)
+    for one in network.modulations:
+        delay = to_steps(one.delay_ms, network.dt_ms, "delay_ms")
+        hears(following[one.modulator.index], one.population.index, delay)
     for listener in listeners:
         hears({listener.shard}, listener.population, listener.delay_steps)
     return lags

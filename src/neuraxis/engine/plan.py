@@ -175,6 +175,7 @@ F_WORDS: Final = next(_next)
 # --- neuromodulators ------------------------------------------------------------------------------
 _next = count()
 M_LEVEL: Final = next(_next)  # address of the level (float32) above the baseline
+M_HEARD: Final = next(_next)  # whether this shard follows the level
 M_BASELINE: Final = next(_next)  # bits of a float32
 M_DECAY: Final = next(_next)  # bits of the float32 factor of one step
 M_FIRST: Final = next(_next)

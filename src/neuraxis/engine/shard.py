@@ -18,7 +18,7 @@ from neuraxis.engine.advance import advance, schedule_again, set_currents
 from neuraxis.engine.generated import BLOCK, update_function
 from neuraxis.engine.learning import flush_tables, look_for_room_in
 from neuraxis.engine.neurons import NeuronPart, make_parts
-from neuraxis.engine.outboxes import Listener, Outboxes, longest_delay
+from neuraxis.engine.outboxes import Listener, Outboxes, level_listeners, longest_delay
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.plastic_tables import PlasticTable, build_plastic_table
 from neuraxis.engine.poisson import poisson_table
@@ -212,9 +212,23 @@ class Shard:
             "weight": table.weights[order],
         }
 
-    def level(self, modulator: int) -> float:
-        """A neuromodulator's level above its baseline."""
-        return float(self._levels[modulator])
+    def level(self, modulator: int) -> float | None:
+        """A neuromodulator's level above its baseline; None where this shard does not follow it."""
+        return float(self._levels[modulator]) if self.me in self._level_listeners[modulator] else None
+
+    def known_levels(self) -> NDArray[np.float32]:
+        """All levels above the baseline; NaN where this shard does not follow one."""
+        levels = self._levels.copy()
+        for modulator, listeners in enumerate(self._level_listeners):
+            if self.me not in listeners:
+                levels[modulator] = np.nan
+        return levels
+
+    def speaks_for_level(self, modulator: int) -> bool:
+        """Whether this is the first of the shards that follow a level."""
+        if modulator >= len(self._level_listeners):
+            return self.me == 0
+        return self.me == min(self._level_listeners[modulator])
 
     def set_level(self, modulator: int, level: float) -> None:
         self._levels[modulator] = level
@@ -318,12 +332,14 @@ class Shard:
         network, dt_ms = self.network, self.network.dt_ms
         modulators = len(network.neuromodulators)
         self._levels = np.zeros(max(1, modulators), np.float32)
+        self._level_listeners = level_listeners(network, self.placement)
         self._signals = np.zeros(max(1, modulators + len(network.rhythms)), np.float32)
         self.modulator_rows = np.zeros((modulators, w.M_WORDS), np.int64)
         releases: list[list[int]] = []
         for row, modulator in zip(self.modulator_rows, network.neuromodulators, strict=True):
             row[w.M_LEVEL] = self._levels.ctypes.data + 4 * modulator.index
             row[w.M_DECAY] = _bits(exp(-dt_ms / modulator.tau_ms))
+            row[w.M_HEARD] = self.me in self._level_listeners[modulator.index]
             row[w.M_BASELINE] = _bits(modulator.baseline)
             row[w.M_FIRST] = len(releases)
             for one in network.modulations:

@@ -97,7 +97,7 @@ def export_state(shard: Shard) -> ShardState:
         sources={table.projection.index: _export_sources(table) for table in shard.plastic},
         spike_steps=steps,
         spike_ids=ids,
-        levels=shard._levels.copy(),
+        levels=shard.known_levels(),
         spike_counts=shard.spike_counts.copy(),
         events=shard.events,
         spike_hash=shard.spike_hash,
@@ -158,9 +158,10 @@ def state_hash(shard: Shard) -> int:
         salt = np.uint64(1000 + table.projection.index)
         first = np.uint64(table.accumulators.part.first)
         total += int(_hash_synapses(table.index, table.targets, table.weights.view(np.uint32), first, salt))
-    if shard.me == 0:  # what all shards hold alike counts once
-        places = np.arange(len(shard._levels), dtype=np.uint64)
-        total += _sum_of_hashes(places, 999, shard._levels.view(np.uint32))
+    for place in range(len(shard._levels)):
+        if shard.speaks_for_level(place):  # what several shards hold alike counts once
+            one = shard._levels[place : place + 1]
+            total += _sum_of_hashes(np.array([place], np.uint64), 999, one.view(np.uint32))
     return total % 2**64
 
 

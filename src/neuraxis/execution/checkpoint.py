@@ -108,8 +108,9 @@ class SavedState:
         self.spike_counts = np.sum([file.get_tensor("spike_counts") for file in self._files], axis=0)
         self.pending_steps = np.concatenate([file.get_tensor("pending_steps") for file in self._files])
         self.pending_ids = np.concatenate([file.get_tensor("pending_ids") for file in self._files])
-        # What all shards hold alike.
-        self.levels = self._files[0].get_tensor("levels")
+        # What several shards hold alike.
+        levels = np.stack([file.get_tensor("levels") for file in self._files])
+        self.levels = np.take_along_axis(levels, np.isnan(levels).argmin(axis=0)[None], axis=0)[0]
         self.silent = self._files[0].get_tensor("silent")
         self.frozen = self._files[0].get_tensor("frozen")
 

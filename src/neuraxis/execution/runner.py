@@ -133,7 +133,7 @@ class ShardRunner:
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
         return self.shard.list_synapses(self.network.projections[projection])
 
-    def level(self, modulator: int) -> float:
+    def level(self, modulator: int) -> float | None:
         return self.shard.level(modulator)
 
     def set_level(self, modulator: int, level: float) -> None:

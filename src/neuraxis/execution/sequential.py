@@ -76,7 +76,9 @@ class SequentialExecutor:
         return self._started.read_synapses(projection)
 
     def level(self, modulator: int) -> float:
-        return self._started.level(modulator)
+        level = self._started.level(modulator)
+        assert level is not None
+        return level
 
     def set_level(self, modulator: int, level: float) -> None:
         self._started.set_level(modulator, level)

@@ -59,7 +59,7 @@ class ShardsTogether:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def level(self, modulator: int) -> float:
-        return float(self.ask("level", modulator)[0])
+        return float(next(level for level in self.ask("level", modulator) if level is not None))
 
     def set_level(self, modulator: int, level: float) -> None:
         self.ask("set_level", modulator, level)
