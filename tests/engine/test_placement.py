@@ -23,7 +23,7 @@ from neuraxis.engine.placement import (
     step_cost_ns,
 )
 from neuraxis.execution import Simulation
-from neuraxis.network import STDP, AllToAll, FixedInDegree, Network, Uniform
+from neuraxis.network import STDP, AllToAll, FixedInDegree, Network, RewardSTDP, Uniform
 from neuraxis.network.models import lif_delta, spike_source
 from tests.execution.by_turns import ByTurns
 
@@ -135,7 +135,9 @@ def test_a_step_costs_what_the_slowest_shard_and_the_exchange_cost() -> None:
     network = two_regions(0.1, 2.0, n=100)
     apart = ((Slice(0, 0, 100),), (Slice(1, 0, 100),))
     assert step_cost_ns(network, apart, [3.0, 5.0]) == 500.0 + EXCHANGE_NS / 20
-    assert step_cost_ns(network, ((*apart[0], *apart[1]), ()), [3.0, 5.0]) == 800.0
+    together = ((*apart[0], *apart[1]), ())
+    assert step_cost_ns(network, together, [3.0, 5.0]) == 800.0 + EXCHANGE_NS / LONGEST_LAG
+    assert step_cost_ns(network, together[:1], [3.0, 5.0]) == 800.0
     cut = ((Slice(0, 0, 50), Slice(1, 0, 100)), (Slice(0, 50, 100),))
     assert step_cost_ns(network, cut, [3.0, 5.0]) == 650.0 + EXCHANGE_NS
 
@@ -201,9 +203,13 @@ def test_the_lag_of_two_shards_is_the_shortest_delay_from_one_to_the_other() -> 
     assert lags_between(network, apart, [listener]).tolist() == expected
     network.neuromodulator("dopamine")
     network.modulate("p2", "dopamine", 1.0, delay_ms=0.4)
-    assert lags_between(network, apart)[:, 2].tolist() == [4] * 4
+    network.connect("p0", "p3", AllToAll(), 1.0, delay_ms=9.0, plasticity=REWARD)
+    assert lags_between(network, apart)[1:, 2].tolist() == [7, far, 4]  # who learns from a level follows it
     mixed = ((Slice(0, 0, 5), Slice(1, 0, 10)), (Slice(0, 5, 10),))
     assert lags_between(network, mixed).tolist() == [[3, 3], [3, 3]]
+
+
+REWARD = RewardSTDP(w_max=2.0, a_plus=0.1, a_minus=0.05, every_ms=0.5, modulator="dopamine")
 
 
 @given(st.lists(st.integers(1, LONGEST_LAG), min_size=9, max_size=9))
@@ -218,6 +224,7 @@ def test_no_slot_is_written_over_before_everybody_has_read_it(lags: list[int]) -
 def networks_and_placements(draw: Any) -> tuple[Network, Placement]:
     """Regions, of sources and of neurons, with delays of very different lengths, or no connection; cut anyhow."""
     network = Network(dt_ms=0.1, seed=draw(st.integers(0, 99)))
+    network.neuromodulator("dopamine", tau_ms=20.0)
     populations = draw(st.integers(2, 5))
     for p in range(populations):
         cells = network.population(f"p{p}", draw(st.integers(1, 30)), lif_delta, v_mv=Uniform(-70.0, -55.1))
@@ -227,11 +234,10 @@ def networks_and_placements(draw: Any) -> tuple[Network, Placement]:
     for _ in range(draw(st.integers(0, 6))):
         pre, post = (f"p{draw(st.integers(0, populations - 1))}" for _ in range(2))
         first, more = draw(lengths), draw(st.integers(0, 5))
-        learning = draw(st.sampled_from([None, None, STDP.additive(w_max=2.0)]))
+        learning = draw(st.sampled_from([None, None, STDP.additive(w_max=2.0), REWARD]))
         delay = Uniform(0.1 * first, 0.1 * (first + more)) if more else 0.1 * first
         network.connect(pre, post, FixedInDegree(3), draw(st.sampled_from([0.5, 1.5])), delay, plasticity=learning)
     if draw(st.booleans()):
-        network.neuromodulator("dopamine")
         network.modulate("p0", "dopamine", 0.1, delay_ms=0.1 * draw(lengths))
     shards = draw(st.integers(2, 4))
     held: list[list[Slice]] = [[] for _ in range(shards)]

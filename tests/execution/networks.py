@@ -284,7 +284,7 @@ def regions_far_apart(seed: int) -> Network:
     One hears another one only, and one nobody at all.
     """
     network = Network(dt_ms=0.1, seed=seed)
-    near, far, deaf, lone = (
+    near, far, deaf, _ = (
         network.population(name, n, lif_delta, v_mv=Uniform(-70.0, -55.1))
         for name, n in (("near", 150), ("far", 140), ("deaf", 60), ("lone", 50))
     )

@@ -140,6 +140,8 @@ def place_regions(
     shard is taken. Regions with a population in `whole` are never cut.
     """
     load = expected_load(network) if load is None else load
+    if sorted(population for region in regions for population in region) != list(range(len(network.populations))):
+        raise InvalidArgument("regions: every population must be in one of them")
     weight = [sum(network.populations[p].n * load[p] for p in region) for region in regions]
     order = sorted(range(len(regions)), key=lambda r: (-weight[r], r))
     uncut = {r for r, region in enumerate(regions) if set(region) & set(whole)}

@@ -321,7 +321,10 @@ def load_callable(name: str, what: str) -> Callable[..., Any]:
 def _make(resident: Resident) -> Any:
     what = f"region {resident.name!r}"
     create = load_callable(resident.create, what)
-    living = create(dict(resident.config), resident.device)
+    try:
+        living = create(dict(resident.config), resident.device)
+    except Exception as error:
+        raise InvalidArgument(f"{what}: {resident.create} raised {type(error).__name__}: {error}") from error
     if not callable(getattr(living, "process_events", None)):
         raise InvalidArgument(
             f"{what}: {resident.create} made a {type(living).__name__} without process_events(now, events)"
