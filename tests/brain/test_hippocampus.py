@@ -17,7 +17,7 @@ from neuraxis.errors import InvalidArgument
 from neuraxis.execution.simulation import Simulation
 from neuraxis.network import FixedInDegree, Network, OneToOne, PairwiseBernoulli
 
-SEED = 6
+SEEDS = (1, 2, 3)  # of whole regions: what one draw of connections and patterns gives is noisy
 EC, ACTIVE, RATE_HZ = 100, 20, 40.0
 THETA_HZ = 8.0
 PATTERNS = 3
@@ -30,10 +30,11 @@ Counts = NDArray[np.int64]
 class Bench:
     """A hippocampus each of whose EC cells has a source of its own."""
 
+    seed: int
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.network = Network(seed=SEED)
+        self.network = Network(seed=self.seed)
         self.built = create_hippocampus_region(self.config).build(self.network, "hc")
         source = self.network.population("cortex", EC, rate_source)
         self.network.connect(source, self.built.input("EC"), OneToOne(), 20.0)
@@ -41,10 +42,10 @@ class Bench:
             self.network.record(population)
         self.simulation = Simulation(self.network, progress=False)
 
-    def show(self, pattern: Counts, time_ms: float) -> tuple[float, float]:
+    def show(self, pattern: Counts, time_ms: float, rate_hz: float = RATE_HZ) -> tuple[float, float]:
         """Let these cells of EC fire, then half a second of rest; when it was."""
         rates = np.zeros(EC)
-        rates[pattern] = RATE_HZ
+        rates[pattern] = rate_hz
         begun = self.simulation.time_ms
         self.simulation.set_state("cortex", "threshold", thresholds(rates, 0.1))
         self.simulation.advance(round(time_ms * 10))
@@ -60,6 +61,14 @@ class Bench:
         trough = np.abs(phases(times) - 0.5) < 0.25
         keep &= {"both": np.ones_like(keep), "trough": trough, "peak": ~trough}[half]
         return np.bincount(ids[keep], minlength=self.built.populations[short].n)
+
+    def active(self, short: str, window: tuple[float, float]) -> float:
+        """The share of cells that fire in a cycle, on average."""
+        times, ids = self.simulation.spikes(f"hc.{short}")
+        shown = (times > window[0]) & (times <= window[1])
+        cycles = np.floor((times[shown] - window[0]) * THETA_HZ * 1e-3)
+        number = (window[1] - window[0]) * THETA_HZ * 1e-3
+        return len(set(zip(cycles, ids[shown], strict=True))) / number / self.built.populations[short].n
 
 
 def phases(times_ms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -79,11 +88,11 @@ def similarity(a: Counts, b: Counts) -> float:
 
 def overlap(a: Counts, b: Counts) -> float:
     """What two sets of cells share, relative to the geometric mean of their sizes."""
-    return len(np.intersect1d(a, b)) / max(1.0, np.sqrt(len(a) * len(b)))
+    return len(np.intersect1d(a, b)) / max(1.0, float(np.sqrt(len(a) * len(b))))
 
 
-def patterns(n: int) -> list[Counts]:
-    drawing = np.random.default_rng(SEED)
+def patterns(n: int, seed: int) -> list[Counts]:
+    drawing = np.random.default_rng(seed)
     return [drawing.permutation(EC)[:ACTIVE] for _ in range(n)]
 
 
@@ -99,134 +108,190 @@ class Memory:
     def __post_init__(self) -> None:
         if not self.learns:
             self.bench.simulation.freeze(*LEARNED)
-        shown = [self.bench.show(pattern, 1000.0) for pattern in patterns(PATTERNS)]
+        shown = [self.bench.show(pattern, 1000.0) for pattern in patterns(PATTERNS, self.bench.seed)]
         self.stored = [np.flatnonzero(self.bench.counts("CA3", when, "trough") >= 3) for when in shown]
         self.bench.simulation.freeze(*LEARNED)
-        self.cues = [self.bench.show(pattern[: ACTIVE // 2], 500.0) for pattern in patterns(PATTERNS)]
+        self.cues = [self.bench.show(pattern[: ACTIVE // 2], 500.0) for pattern in patterns(PATTERNS, self.bench.seed)]
         self.recalled = [np.flatnonzero(self.bench.counts("CA3", when, "peak") >= 2) for when in self.cues]
 
-
-@pytest.fixture(scope="module")
-def memory() -> Memory:
-    return Memory(Bench())
+    def overlaps(self) -> list[float]:
+        return [overlap(stored, recalled) for stored, recalled in zip(self.stored, self.recalled, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def unlearned() -> Memory:
-    return Memory(Bench(), learns=False)
+def memories() -> list[Memory]:
+    return [Memory(Bench(seed)) for seed in SEEDS]
+
+
+@pytest.fixture(scope="module")
+def unlearned() -> list[Memory]:
+    return [Memory(Bench(seed), learns=False) for seed in SEEDS]
 
 
 # --- what it does ---
 
 
-def test_similar_patterns_are_separated(unlearned: Memory) -> None:
-    bench = unlearned.bench
-    drawing = np.random.default_rng(SEED + 1)
+def test_similar_patterns_are_separated(unlearned: list[Memory]) -> None:
     pairs = []
-    for _ in range(4):
-        drawn = drawing.permutation(EC)
-        first, others = drawn[:ACTIVE], drawn[ACTIVE:]
-        shared = 7 * ACTIVE // 10
-        similar = np.concatenate([first[:shared], others[: ACTIVE - shared]])
-        a, b, again = (bench.show(pattern, 500.0) for pattern in (first, similar, first))
-        pairs.append(
-            (
-                similarity(bench.counts("EC", a), bench.counts("EC", b)),
-                similarity(bench.counts("DG", a), bench.counts("DG", b)),
-                similarity(bench.counts("DG", a), bench.counts("DG", again)),
+    for bench in (one.bench for one in unlearned):
+        drawing = np.random.default_rng(bench.seed + 1)
+        for _ in range(2):
+            drawn = drawing.permutation(EC)
+            first, others = drawn[:ACTIVE], drawn[ACTIVE:]
+            shared = 7 * ACTIVE // 10
+            similar = np.concatenate([first[:shared], others[: ACTIVE - shared]])
+            a, b, again = (bench.show(pattern, 500.0) for pattern in (first, similar, first))
+            pairs.append(
+                (
+                    similarity(bench.counts("EC", a), bench.counts("EC", b)),
+                    similarity(bench.counts("DG", a), bench.counts("DG", b)),
+                    similarity(bench.counts("DG", a), bench.counts("DG", again)),
+                )
             )
-        )
     inputs, outputs, repeated = np.mean(pairs, axis=0)
     assert inputs > 0.6
-    assert outputs < inputs / 2
+    assert outputs < 0.55 * inputs
     assert repeated > 1.5 * outputs  # it is the pattern that counts, not chance
 
 
-def test_few_granule_cells_are_active(unlearned: Memory) -> None:
-    begun = unlearned.cues[-1][1] + 500.0
-    window = unlearned.bench.show(patterns(1)[0], 500.0)
-    assert window[0] >= begun
-    times, ids = unlearned.bench.simulation.spikes("hc.DG")
-    shown = (times > window[0]) & (times <= window[1])
-    cycles = np.floor((times[shown] - window[0]) * THETA_HZ * 1e-3)
-    active = len(set(zip(cycles, ids[shown], strict=True))) / 4 / unlearned.bench.built.populations["DG"].n
-    assert 0.01 < active < 0.05
+def test_few_granule_cells_are_active_whatever_the_input(unlearned: list[Memory]) -> None:
+    bench = unlearned[0].bench
+    drawing = np.random.default_rng(7)
+    for cells, rate_hz in ((10, 40.0), (20, 40.0), (25, 25.0), (25, 150.0)):
+        window = bench.show(drawing.permutation(EC)[:cells], 500.0, rate_hz)
+        assert 0.01 < bench.active("DG", window) < 0.04
+    begun = bench.simulation.time_ms  # 25 cells at 25 Hz, all within 4 ms
+    times = begun + 20.0 + 40.0 * np.arange(12)[:, None] + drawing.uniform(0.0, 4.0, (12, 25))
+    bench.simulation.inject("hc.EC", np.round(times, 1).ravel(), np.tile(drawing.permutation(EC)[:25], 12))
+    bench.simulation.advance(5000)
+    assert 0.01 < bench.active("DG", (begun, bench.simulation.time_ms)) < 0.05
 
 
-def test_half_a_pattern_recalls_all_of_it(memory: Memory, unlearned: Memory) -> None:
-    for stored, recalled in zip(memory.stored, memory.recalled, strict=True):
-        assert 8 <= len(stored) <= 45
-        assert overlap(stored, recalled) >= 0.7
-    for stored, recalled in zip(unlearned.stored, unlearned.recalled, strict=True):
-        assert len(stored) >= 8
-        assert overlap(stored, recalled) < 0.3
+def test_half_a_pattern_recalls_all_of_it(memories: list[Memory], unlearned: list[Memory]) -> None:
+    overlaps = np.array([memory.overlaps() for memory in memories])
+    assert overlaps.mean() >= 0.75
+    assert np.mean(overlaps >= 0.7) >= 0.75
+    assert overlaps.min() >= 0.5
+    assert all(8 <= len(stored) <= 45 for memory in memories for stored in memory.stored)
+    assert all(len(stored) >= 8 for memory in unlearned for stored in memory.stored)
+    assert max(max(memory.overlaps()) for memory in unlearned) < 0.3
 
 
-def test_patterns_do_not_mix(memory: Memory) -> None:
-    for i, recalled in enumerate(memory.recalled):
-        own = overlap(memory.stored[i], recalled)
-        assert max(overlap(stored, recalled) for j, stored in enumerate(memory.stored) if j != i) < own - 0.3
+def test_patterns_do_not_mix(memories: list[Memory]) -> None:
+    margins = []
+    for memory in memories:
+        for i, recalled in enumerate(memory.recalled):
+            others = [overlap(stored, recalled) for j, stored in enumerate(memory.stored) if j != i]
+            margins.append(overlap(memory.stored[i], recalled) - max(others))
+    assert np.mean(margins) > 0.3
+    assert min(margins) > 0.0
 
 
-def test_input_and_recall_come_in_opposite_phases_of_theta(memory: Memory, unlearned: Memory) -> None:
-    times, _ = unlearned.bench.simulation.spikes("hc.CA3")  # nothing learned: driven by EC, by way of DG
-    driven, tied = mean_phase(times)
-    assert abs(driven - 0.5) < 0.1
-    assert tied > 0.6
+def test_input_and_recall_come_in_opposite_phases_of_theta(memories: list[Memory], unlearned: list[Memory]) -> None:
+    for one in unlearned:  # nothing learned: driven by EC, by way of DG
+        times, _ = one.bench.simulation.spikes("hc.CA3")
+        driven, tied = mean_phase(times)
+        assert abs(driven - 0.5) < 0.1
+        assert tied > 0.6
 
     # Half of a stored pattern's cells are made to fire in all phases alike; the others fire by recurrent input only.
-    simulation = memory.bench.simulation
     recurrent_times = []
-    for cells in memory.stored:
-        half = len(cells) // 2
-        begun = simulation.time_ms
-        kicks = begun + 5.0 + 20.0 * (np.arange(25)[:, None] + np.arange(half) / half)
-        simulation.silence("hc.EC", "hc.DG")
-        simulation.inject("hc.CA3", kicks.ravel(), np.tile(cells[:half], 25))
-        simulation.advance(5000)
-        ended = simulation.time_ms
-        simulation.silence()
-        simulation.advance(2500)
-        times, ids = simulation.spikes("hc.CA3")
-        recurrent_times.append(times[(times > begun) & (times <= ended) & np.isin(ids, cells[half:])])
-    assert sum(map(len, recurrent_times)) >= 20
+    for memory in memories:
+        simulation = memory.bench.simulation
+        for cells in memory.stored:
+            half = len(cells) // 2
+            begun = simulation.time_ms
+            kicks = begun + 5.0 + 20.0 * (np.arange(25)[:, None] + np.arange(half) / half)
+            simulation.silence("hc.EC", "hc.DG")
+            simulation.inject("hc.CA3", kicks.ravel(), np.tile(cells[:half], 25))
+            simulation.advance(5000)
+            ended = simulation.time_ms
+            simulation.silence()
+            simulation.advance(2500)
+            times, ids = simulation.spikes("hc.CA3")
+            recurrent_times.append(times[(times > begun) & (times <= ended) & np.isin(ids, cells[half:])])
+    assert sum(map(len, recurrent_times)) >= 40
     recurrent, tied = mean_phase(np.concatenate(recurrent_times))
     assert min(recurrent, 1.0 - recurrent) < 0.15
     assert tied > 0.5
 
 
+def test_it_stays_as_it_is_when_patterns_come_again_and_again() -> None:
+    network = Network(seed=SEEDS[0])
+    built = create_hippocampus_region().build(network, "hc")
+    source = network.population("cortex", EC, rate_source)
+    network.connect(source, built.input("EC"), OneToOne(), 20.0)
+    drawing = np.random.default_rng(SEEDS[0])
+    with Simulation(network, progress=False) as simulation:
+        for trial in range(30):
+            rates = np.ones(EC)
+            rates[drawing.permutation(EC // 25)[0] * 25 :][:25] = RATE_HZ
+            simulation.set_state("cortex", "threshold", thresholds(rates, 0.1))
+            simulation.advance(4800)
+            simulation.set_state("cortex", "threshold", thresholds(np.ones(EC), 0.1))
+            simulation.advance(2000)
+            if trial == 14:
+                before = {short: simulation.spike_counts(f"hc.{short}").sum() for short in ("CA3", "CA1")}
+                weights = [simulation.weights(name).mean() for name in LEARNED]
+        for short, earlier in before.items():
+            rate_hz = (simulation.spike_counts(f"hc.{short}").sum() - earlier) / built.populations[short].n / 10.2
+            assert 0.5 < rate_hz < 8.0
+        for name, first, largest in zip(LEARNED, weights, (8.0, 2.6, 1.4), strict=True):
+            assert 0.1 * largest < simulation.weights(name).mean() < 0.6 * largest
+            assert simulation.weights(name).mean() < first + 0.15 * largest
+
+
+def test_what_is_known_is_learned_less_and_less() -> None:
+    grown = []
+    for seed in SEEDS:
+        with Bench(seed).simulation as simulation:
+            rates = np.zeros(EC)
+            rates[patterns(1, seed)[0]] = RATE_HZ
+            simulation.set_state("cortex", "threshold", thresholds(rates, 0.1))
+            counts, weights = [0], [0.0]
+            for _ in range(3):
+                simulation.advance(10000)
+                counts.append(int(simulation.spike_counts("hc.septum").sum()))
+                weights.append(float(simulation.weights("hc.EC->hc.CA3").sum()))
+        grown.append((np.diff(counts), np.diff(weights)))
+    septum, growth = np.mean(grown, axis=0)
+    assert septum[0] > 1.5 * septum[2]
+    assert growth[0] > 2 * growth[2]
+
+
 def test_nothing_is_learned_at_the_peak_of_theta() -> None:
-    network = Network(seed=SEED)
+    network = Network(seed=SEEDS[0])
     built = create_hippocampus_region().build(network, "hc")
     with Simulation(network, progress=False) as simulation:
         grown = {}
         for phase, cells in ((0.0, np.arange(10)), (0.5, np.arange(10, 20))):
-            cycles = (np.arange(1, 9) + phase) * 125.0 + np.ceil(simulation.time_ms / 125.0) * 125.0
+            begun = np.ceil(simulation.time_ms / 125.0) * 125.0
+            cycles = (np.arange(1, 9) + phase) * 125.0 + begun
             simulation.inject(built.populations["CA3"], np.repeat(cycles, 10), np.tile(cells, 8))
+            peaks = np.arange(1, 10) * 125.0 + begun  # input in EC: otherwise there is nothing to learn
+            simulation.inject(built.populations["EC"], np.repeat(peaks, EC), np.tile(np.arange(EC), 9))
             before = simulation.weights("hc.CA3->hc.CA3").sum()
             simulation.advance(12500)
             grown[phase] = simulation.weights("hc.CA3->hc.CA3").sum() - before
     assert grown[0.5] > 50.0
-    assert grown[0.0] < 0.05 * grown[0.5]
+    assert grown[0.0] < 0.1 * grown[0.5]
 
 
-def test_ca1_fires_more_when_recall_matches_the_input(memory: Memory) -> None:
+def test_ca1_fires_more_when_recall_matches_the_input(memories: list[Memory]) -> None:
     """In the phase of retrieval: with the same cells of CA3 firing, and with whatever CA3 recalls by itself."""
-    bench, simulation = memory.bench, memory.bench.simulation
-    known, new = patterns(2 * PATTERNS)[:PATTERNS], patterns(2 * PATTERNS)[PATTERNS:]
-    rates = {}
-    for kind, shown in (("known", known), ("new", new)):
-        windows = [bench.show(pattern, 500.0) for pattern in shown]
-        rates[kind] = sum(int(bench.counts("CA1", when, "peak").sum()) for when in windows)
-        total = 0
-        for pattern, cells in zip(shown, memory.stored, strict=True):
-            peaks = np.ceil(simulation.time_ms / 125.0) * 125.0 + 125.0 * np.arange(1, 5)
-            times = (peaks[:, None] + np.array([-10.0, 0.0, 10.0])).ravel()
-            simulation.inject("hc.CA3", np.repeat(times, len(cells)), np.tile(cells, len(times)))
-            total += int(bench.counts("CA1", bench.show(pattern, 625.0), "peak").sum())
-        rates[f"{kind}, forced"] = total
-    assert rates["known"] > 1.3 * rates["new"]
-    assert rates["known, forced"] > 1.2 * rates["new, forced"]
+    rates = {"known": 0, "new": 0, "known, forced": 0, "new, forced": 0}
+    for memory in memories:
+        bench, simulation = memory.bench, memory.bench.simulation
+        drawn = patterns(2 * PATTERNS, bench.seed)
+        for kind, shown in (("known", drawn[:PATTERNS]), ("new", drawn[PATTERNS:])):
+            for pattern, cells in zip(shown, memory.stored, strict=True):
+                rates[kind] += int(bench.counts("CA1", bench.show(pattern, 500.0), "peak").sum())
+                peaks = np.ceil(simulation.time_ms / 125.0) * 125.0 + 125.0 * np.arange(1, 5)
+                times = (peaks[:, None] + np.array([-10.0, 0.0, 10.0])).ravel()
+                simulation.inject("hc.CA3", np.repeat(times, len(cells)), np.tile(cells, len(times)))
+                rates[f"{kind}, forced"] += int(bench.counts("CA1", bench.show(pattern, 625.0), "peak").sum())
+    assert rates["known"] > 1.5 * rates["new"]
+    assert rates["known, forced"] > 1.1 * rates["new, forced"]
 
 
 # --- how it is made ---
@@ -236,11 +301,11 @@ def test_default_sizes_and_ports() -> None:
     network = Network()
     built = create_hippocampus_region().build(network, "hc")
     sizes = {short: population.n for short, population in built.populations.items()}
-    assert sizes == {"EC": 100, "DG": 500, "CA3": 150, "CA1": 100, "DGi": 25, "CA3i": 15, "CA1i": 10}
+    assert sizes == {"EC": 100, "DG": 500, "CA3": 150, "CA1": 100, "DGi": 25, "CA3i": 15, "CA1i": 10, "septum": 10}
     assert built.input().name == "hc.EC"
     assert built.output().name == "hc.CA1"
     assert built.inhibitory == {"DGi", "CA3i", "CA1i"}
-    assert network.neuron_count == 900
+    assert network.neuron_count == 910
 
 
 def test_a_rhythm_of_the_brain_is_followed() -> None:
@@ -249,9 +314,10 @@ def test_a_rhythm_of_the_brain_is_followed() -> None:
     create_hippocampus_region().build(network, "hc")
     create_hippocampus_region({"rhythm": "septum", "frequency_hz": 7.0}).build(network, "other")
     known = {rhythm.name: rhythm for rhythm in network.rhythms}
-    assert sorted(known) == ["hc.encoding", "other.encoding", "septum", "theta"]
-    assert (known["hc.encoding"].frequency_hz, known["hc.encoding"].phase) == (6.0, 0.75)
-    assert (known["other.encoding"].frequency_hz, known["other.encoding"].floor) == (7.0, 0.0)
+    assert {name: rhythm.frequency_hz for name, rhythm in known.items()} == {"theta": 6.0, "septum": 7.0}
+    followed = {one.name: dict(one.model.signals)["theta"] for one in network.populations if one.name.endswith("CA3")}
+    assert followed == {"hc.CA3": "theta", "other.CA3": "septum"}
+    assert [one.name for one in network.neuromodulators] == ["hc.encoding", "other.encoding"]
 
 
 def test_small_and_without_plasticity() -> None:
@@ -282,13 +348,13 @@ def received(groups: int = 4, **changed: Any) -> tuple[Network, BuiltRegion, Any
 def test_a_pathway_as_it_is_by_default() -> None:
     _, built, made = received()
     assert (made.name, made.post) == ("path", built.populations["EC"])
-    assert made.rule == FixedInDegree(10, multapses=False)
-    assert made.weight.value == 6.0
+    assert made.rule == FixedInDegree(2, multapses=False)
+    assert made.weight.value == 20.0
 
 
 def test_a_pathway_as_it_is_asked_for() -> None:
     assert received(weight=7.0, in_degree=3)[2].weight.value == 7.0
-    assert received(in_degree=1)[2].weight.value == 20.0
+    assert received(in_degree=10)[2].weight.value == 6.0
     assert received(probability=0.5)[2].rule == PairwiseBernoulli(0.5)
     assert received(topographic=True, in_degree=2)[2].rule == FixedInDegree(2, multapses=False, groups=4)
     assert received(plasticity="none")[2].plasticity == ()

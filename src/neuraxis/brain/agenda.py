@@ -21,8 +21,10 @@ class Agenda:
         heapq.heappush(self._entries, (step, self._number, what, list(arguments)))
         self._number += 1
 
-    def remove(self, what: str) -> None:
-        self._entries = [entry for entry in self._entries if entry[2] != what]
+    def remove(self, what: str, *arguments: Any) -> None:
+        """Take back what was entered so; with arguments, only where it begins with them."""
+        n = len(arguments)
+        self._entries = [entry for entry in self._entries if entry[2] != what or entry[3][:n] != list(arguments)]
         heapq.heapify(self._entries)
 
     def next_step(self) -> int | None:

@@ -19,22 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.brain.agenda import Agenda
 from neuraxis.brain.balance import auto_workers, measured_load
 from neuraxis.brain.choice import Choice, by_group, choose, uniform
 from neuraxis.brain.config import Config, check_batch_tolerance
 from neuraxis.brain.diagnostics import Diagnostics, diagnose
-from neuraxis.brain.files import read_spec, write_spec
+from neuraxis.brain.files import read_spec, spec_text, write_spec
 from neuraxis.brain.lowering import AGAINST, FOR, Lowered, lower
 from neuraxis.brain.models.sources import thresholds
+from neuraxis.brain.session import Session
 from neuraxis.brain.spec import BrainSpec, EffectorSpec, validate
 from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError
 from neuraxis.execution import Simulation
 from neuraxis.execution.executor import WorkerStatus
+from neuraxis.execution.tensors import lowered
 from neuraxis.network.arguments import near, number, one_of, positive, whole
 from neuraxis.network.grid import to_steps, whole_steps
+from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["Activity", "Brain"]
 
@@ -129,19 +131,7 @@ class Brain:
         self._look_again_at = to_steps(_FIRST_LOOK_MS, spec.dt_ms, "time")
         self._run_seconds = 0.0
         self._run_steps = 0
-        self._forget()
-
-    def _forget(self) -> None:
-        """What this process knows of a brain that has not run yet."""
-        self._agenda = Agenda()
-        self._inputs: dict[str, NDArray[np.int32]] = {}
-        self._choices = 0
-        self._choice: Choice | None = None
-        self._window: dict[int, NDArray[np.int64]] = {}
-        self._lesions: set[str] = set()
-        self._learning = True
-        self._window_steps = 0
-        self._history = ""  # a hash of actions and rewards
+        self._session = Session()
 
     # --- to make ----------------------------------------------------------------------------------------------
 
@@ -203,6 +193,10 @@ class Brain:
         """The same as `forward`, without asking what happened: for loops that run often and shortly."""
         steps = whole(n_timesteps, "n_timesteps", 0)
         stimulus = as_stimulus(self.spec, [one.name for one in self._lowered.residents], input, steps)
+        if self.steps + steps > LARGEST_STEP:
+            raise InvalidArgument(f"n_timesteps={steps}: a brain has {LARGEST_STEP:,} steps at most")
+        for data in stimulus.data.values():
+            lowered(data)  # raises where they cannot travel
         for name, rates_hz in stimulus.rates_hz.items():
             self._set_rates(name, rates_hz)
         for name, (at, ids) in stimulus.spikes.items():
@@ -220,15 +214,15 @@ class Brain:
         """Run, stopping where something on the agenda is due."""
         self._look_at_balance()
         simulation = self._simulation
-        self._window = {one.index: simulation.spike_counts(one) for one in self._watched()}
-        self._window_steps = steps
+        self._session.window = {one.index: simulation.spike_counts(one) for one in self._watched()}
+        self._session.window_steps = steps
         until = simulation.steps + steps
         while True:
-            for what, arguments in self._agenda.take_due(simulation.steps):
+            for what, arguments in self._session.agenda.take_due(simulation.steps):
                 self._carry_out(what, arguments)
             if simulation.steps >= until:
                 break
-            due = self._agenda.next_step()
+            due = self._session.agenda.next_step()
             stop = until if due is None else min(until, due)
             self._run_steps += stop - simulation.steps
             self._run_seconds += simulation.advance(stop - simulation.steps)
@@ -249,23 +243,25 @@ class Brain:
         """
         name, spec = self._effector(effector)
         values = self._values(spec)
-        self._choices += 1
-        action = choose(values, spec.temperature_hz, uniform(self.spec.seed, self._choices))
-        self._choice = Choice(action, tuple(float(value) for value in values), self._expected_reward())
+        self._session.choices += 1
+        action = choose(values, spec.temperature_hz, uniform(self.spec.seed, self._session.choices))
+        self._session.choice = Choice(action, tuple(float(value) for value in values), self._expected_reward())
         self._note(f"a{action}")
         cells = self._lowered.regions[name].populations["cells"]
         rates = np.zeros(cells.n)
         size = cells.n // spec.actions
         rates[action * size : (action + 1) * size] = spec.rate_hz
-        self._agenda.remove("rest")
+        self._session.agenda.remove("rest", name)
         self._set_rates(name, rates)
-        self._agenda.enter(self.steps + to_steps(spec.duration_ms, self.spec.dt_ms, "duration_ms"), "rest", name)
+        self._session.agenda.enter(
+            self.steps + to_steps(spec.duration_ms, self.spec.dt_ms, "duration_ms"), "rest", name
+        )
         return action
 
     def deliver_reward(self, reward: float) -> float:
         """A reward for the last action: neuromodulators are released by how unexpected it was, which is returned."""
         given = number(reward, "reward")
-        expected = self._choice.expected_reward if self._choice is not None else self._expected_reward()
+        expected = self._session.choice.expected_reward if self._session.choice is not None else self._expected_reward()
         error = given - expected
         self._note(f"r{given!r}")
         spec = self.spec.reward
@@ -284,28 +280,28 @@ class Brain:
             raise InvalidArgument(f"modulator={modulator!r}: {near(modulator, self.spec.neuromodulators)}")
         if given:
             due = self.steps + to_steps(spec.delay_ms, self.spec.dt_ms, "delay_ms")
-            self._agenda.enter(due, "release", modulator, given)
+            self._session.agenda.enter(due, "release", modulator, given)
 
     def freeze_learning(self, frozen: bool = True) -> None:
         """Keep all weights as they are from now on; with False, let them learn again."""
         plastic = [one for one in self._lowered.network.projections if one.has_changing_weights]
         self._simulation.freeze(*(plastic if frozen else ()))
-        self._learning = not frozen
+        self._session.learning = not frozen
 
     def lesion(self, region: str) -> None:
         """Silence a region from now on: it neither spikes nor changes until `heal`."""
         self._known_region(region)
-        self._lesions.add(region)
+        self._session.lesions.add(region)
         self._silence()
 
     def heal(self, region: str) -> None:
         """End a lesion: the region goes on from where it was."""
         self._known_region(region)
-        self._lesions.discard(region)
+        self._session.lesions.discard(region)
         self._silence()
 
     def _silence(self) -> None:
-        self._simulation.silence(*(one for name in self._lesions for one in self._lowered.populations_of(name)))
+        self._simulation.silence(*(one for name in self._session.lesions for one in self._lowered.populations_of(name)))
 
     # --- to look at -------------------------------------------------------------------------------------------
 
@@ -344,7 +340,7 @@ class Brain:
 
     @property
     def last_choice(self) -> Choice | None:
-        return self._choice
+        return self._session.choice
 
     def status(self) -> list[WorkerStatus]:
         """How each worker is doing, as it says itself; `diagnostics` says it by region."""
@@ -407,9 +403,9 @@ class Brain:
             },
             "neuromodulators": {one.name: self.level(one.name) for one in network.neuromodulators},
             "rhythms": {one.name: one.phase_at(self.steps, self.spec.dt_ms) for one in network.rhythms},
-            "lesions": sorted(self._lesions),
-            "learning": self._learning,
-            "choice": None if self._choice is None else self._choice.as_json(),
+            "lesions": sorted(self._session.lesions),
+            "learning": self._session.learning,
+            "choice": None if self._session.choice is None else self._session.choice.as_json(),
         }
 
     def diagnostics(self) -> Diagnostics:
@@ -418,7 +414,7 @@ class Brain:
 
     def fingerprint(self) -> str:
         """A hash of all spikes, states, weights, actions and rewards so far: the same in every mode."""
-        inner = hashlib.sha256(f"{self._simulation.fingerprint()} {self._history}".encode())
+        inner = hashlib.sha256(f"{self._simulation.fingerprint()} {self._session.history}".encode())
         return inner.hexdigest()[:16]
 
     # --- to spread over workers -------------------------------------------------------------------------------
@@ -456,38 +452,23 @@ class Brain:
 
     def save_checkpoint(self, folder: str | Path, task: Mapping[str, Any] | None = None) -> None:
         """Write the complete state; `task` is kept with it. What the folder held stays valid until that is done."""
-        note = {
-            "agenda": self._agenda.as_json(),
-            "choices": self._choices,
-            "choice": None if self._choice is None else self._choice.as_json(),
-            "lesions": sorted(self._lesions),
-            "learning": self._learning,
-            "history": self._history,
-            "inputs": {name: rates.tolist() for name, rates in self._inputs.items()},
-            "window": {str(index): counts.tolist() for index, counts in self._window.items()},
-            "window_steps": self._window_steps,
-            "task": dict(task or {}),
-        }
-        self._simulation.save(folder, {"brain": note})
+        kept = {**self._session.as_json(), "task": dict(task or {}), "spec": spec_text(self.spec)}
+        self._simulation.save(folder, {"brain": kept})
 
     def load_checkpoint(self, folder: str | Path) -> dict[str, Any]:
         """Go on from a saved state of the same brain, saved in any mode; the `task` that was saved with it."""
-        note = self._simulation.restore(folder).get("brain")
-        if not isinstance(note, dict):
+        kept = self._simulation.note(folder).get("brain")
+        if not isinstance(kept, dict):
             raise CheckpointError(f"{folder}: is the state of a network, not of a brain")
-        self._forget()
-        self._agenda = Agenda(note["agenda"])
-        self._choices = int(note["choices"])
-        if note["choice"] is not None:
-            given = note["choice"]
-            self._choice = Choice(int(given["action"]), tuple(given["values"]), float(given["expected_reward"]))
-        self._lesions = set(note["lesions"])
-        self._learning = bool(note["learning"])
-        self._history = str(note["history"])
-        self._inputs = {name: np.array(rates, np.int32) for name, rates in note["inputs"].items()}
-        self._window = {int(index): np.array(counts, np.int64) for index, counts in note["window"].items()}
-        self._window_steps = int(note["window_steps"])
-        return dict(note["task"])
+        if kept.get("spec") != spec_text(self.spec):
+            raise CheckpointError(f"{folder}: was saved from another brain: their descriptions differ")
+        try:
+            session, task = Session.from_json(kept), dict(kept["task"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{folder}: damaged: {error!r}") from error
+        self._simulation.restore(folder)
+        self._session = session
+        return task
 
     def close(self) -> None:
         """End the workers, and finish the file that is recorded to. A second call does nothing."""
@@ -551,18 +532,18 @@ class Brain:
     def _rates_in_window(self, population: Any) -> NDArray[np.float64]:
         """The rate of each cell in the last run."""
         now = self._simulation.spike_counts(population)
-        before = self._window.get(population.index, now)
-        seconds = max(1, self._window_steps) * self.spec.dt_ms * 1e-3
+        before = self._session.window.get(population.index, now)
+        seconds = max(1, self._session.window_steps) * self.spec.dt_ms * 1e-3
         return (now - before) / seconds
 
     def _set_rates(self, name: str, rates_hz: NDArray[np.float64]) -> None:
         """Set the rates of a sensor's or effector's cells; nothing is sent where they are set already."""
         wanted = thresholds(rates_hz, self.spec.dt_ms)
-        if name in self._inputs and np.array_equal(self._inputs[name], wanted):
+        if name in self._session.inputs and np.array_equal(self._session.inputs[name], wanted):
             return
         self._simulation.set_state(f"{name}.cells", "threshold", wanted)
-        self._inputs[name] = wanted
+        self._session.inputs[name] = wanted
 
     def _note(self, what: str) -> None:
         """Fold an action or a reward into the history, which the fingerprint depends on."""
-        self._history = hashlib.sha256(f"{self._history} {self.steps} {what}".encode()).hexdigest()
+        self._session.history = hashlib.sha256(f"{self._session.history} {self.steps} {what}".encode()).hexdigest()

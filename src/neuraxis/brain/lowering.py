@@ -91,6 +91,9 @@ def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowere
                 where,
                 f"effectors.{name}.region",
             )
+        groups = built[effector.region].groups
+        if groups != effector.actions:
+            raise SpecError(f"region {effector.region!r} has {groups} actions", where, f"effectors.{name}.actions")
         built[name] = _sources(network, name, "effector", effector.neurons, effector.actions)
     hears: dict[str, list[Hearing]] = {name: [] for name in spec.regions}
     pathways = []

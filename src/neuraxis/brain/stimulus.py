@@ -75,6 +75,8 @@ def _spikes(array: Floats, name: str, sensor: SensorSpec, steps: int) -> tuple[N
         raise InvalidArgument(
             f"input[{name!r}]: spikes of shape {array.shape}; {steps} steps by {sensor.neurons} neurons are expected"
         )
+    if not ((array == 0) | (array == 1)).all():
+        raise InvalidArgument(f"input[{name!r}]: spikes are 0 or 1")
     at, ids = np.nonzero(array)
     return at.astype(np.int64), ids.astype(np.int64)
 
@@ -82,11 +84,15 @@ def _spikes(array: Floats, name: str, sensor: SensorSpec, steps: int) -> tuple[N
 def _as_array(given: Any, name: str) -> Floats:
     """Numbers of NumPy, torch (on any device), CuPy or plain lists, as float64."""
     if hasattr(given, "detach"):
-        given = given.detach().cpu().numpy()
+        given = given.detach().cpu()
+        given = (given.double() if given.is_floating_point() else given).numpy()
     elif hasattr(given, "__cuda_array_interface__") and hasattr(given, "get"):
         given = given.get()
     try:
-        array = np.asarray(given, np.float64)
+        array = np.asarray(given)
+        if array.size and array.dtype.kind not in "biuf":
+            raise TypeError(f"not {array.dtype}")
+        array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidType(f"{name}: numbers are expected: {error}") from None
     if array.ndim not in (1, 2) or not array.size or not np.isfinite(array).all():

@@ -58,8 +58,8 @@ class StimulusFile:
     @property
     def steps(self) -> int:
         """How long it is."""
-        ends = [one.last for one in self.shown] + [step for step, _ in self.rewards]
-        return max([*ends, *(int(steps.max(initial=0)) for _, steps, _ in self.spikes)], default=0)
+        ends = [one.last for one in self.shown] + [step + 1 for step, _ in self.rewards]
+        return max([*ends, *(int(steps.max(initial=-1)) + 1 for _, steps, _ in self.spikes)], default=0)
 
     def play(self, brain: Brain, first: int, last: int) -> None:
         """Run a brain from step `first` of the stimulus to step `last` of it."""
@@ -95,12 +95,15 @@ def read_stimulus(path: str | Path, spec: BrainSpec) -> StimulusFile:
         return _read_spikes(path, spec)
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+            if not set(_COLUMNS) <= set(reader.fieldnames or ()):
+                raise SpecError(f"the columns {', '.join(_COLUMNS)} are expected", str(path), "line 1")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"cannot be read: {error}", str(path)) from error
     shown: list[Shown] = []
     rewards: list[tuple[int, float]] = []
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         where = f"line {number}"
         missing = [name for name in _COLUMNS if row.get(name) is None]
         if missing or None in row:
@@ -108,6 +111,8 @@ def read_stimulus(path: str | Path, spec: BrainSpec) -> StimulusFile:
         try:
             start = to_steps(float(row["start_ms"]), spec.dt_ms, "start_ms")
             value = float(row["value"])
+            if not np.isfinite(value):
+                raise ValueError(f"{value}")
             if row["sensor"] == REWARD and REWARD not in spec.sensors:
                 rewards.append((start, value))
                 continue

@@ -282,7 +282,7 @@ class Residents:
         arrays: dict[str, NDArray[np.generic]] = {}
         for (source, step), content in self._mail.letters.items():
             if source in here and step > oldest:
-                kind = "tensor" if isinstance(content, HostTensor) else "array"
+                kind = (content.dtype or "tensor") if isinstance(content, HostTensor) else "array"
                 values = content.values if isinstance(content, HostTensor) else content
                 if not isinstance(values, np.ndarray | np.generic) or values.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {here[source]!r}: data under way that are no array cannot be saved")
@@ -300,7 +300,8 @@ class Residents:
         for key, array in arrays.items():
             if key.startswith(_LETTER):
                 source, step, kind = key.removeprefix(_LETTER).split("/")
-                self._mail.letters[int(source), int(step)] = HostTensor(array) if kind == "tensor" else array
+                tensor = HostTensor(array, "" if kind == "tensor" else kind)
+                self._mail.letters[int(source), int(step)] = array if kind == "array" else tensor
         self._done = self._shard.step
 
 

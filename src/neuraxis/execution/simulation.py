@@ -359,6 +359,11 @@ class Simulation:
             self._save_recovery()
         return note
 
+    def note(self, folder: str | Path) -> dict[str, Any]:
+        """The note that was saved with a state of the same network, without restoring it."""
+        self._open()
+        return read_manifest(Path(folder), self.network)[2]
+
     def move(self, placement: Placement) -> None:
         """Have the workers hold other neurons than so far; this changes no spike. In one process there is no choice."""
         self._open()

@@ -24,9 +24,10 @@ _KEPT: deque[Any] = deque(maxlen=64)
 
 @dataclass(frozen=True)
 class HostTensor:
-    """The values of a torch tensor, for whoever has torch."""
+    """The values of a torch tensor, for whoever has torch; `dtype` where NumPy has no such values."""
 
     values: Any
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def lowered(value: Any, share: bool = False) -> Any:
             _KEPT.append(tensor)
             rebuild, arguments = reduce_tensor(tensor)
             return SharedTensor(rebuild, arguments, str(tensor.device))
+        if tensor.dtype == torch.bfloat16:
+            return HostTensor(tensor.cpu().float().numpy().copy(), "bfloat16")
         return HostTensor(tensor.cpu().numpy().copy())
     if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):  # CuPy
         return _kept(np.asarray(value.get()))
@@ -75,7 +78,8 @@ def raised(value: Any, device: str) -> Any:
     if isinstance(value, SharedTensor):
         return value.rebuild(*value.arguments).to(device, copy=True)
     if isinstance(value, HostTensor):
-        return _torch(device).from_numpy(value.values.copy()).to(device)
+        tensor = _torch(device).from_numpy(value.values.copy()).to(device)
+        return tensor.bfloat16() if value.dtype else tensor
     if isinstance(value, np.ndarray) and device != "cpu":
         return _torch(device).from_numpy(value.copy()).to(device)
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.membrane import Parameters, check_positive, current_propagator, leak_constants, steps
 from neuraxis.network.neuron_model import neuron_model
 
-__all__ = ["cerebellar_cell", "echo", "pacemaker", "purkinje_cell"]
+__all__ = ["cerebellar_cell", "olivary_cell", "pacemaker", "purkinje_cell"]
 
 
 def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
@@ -82,7 +82,14 @@ def pacemaker(waiting, period_steps):
     return spike, 0 if spike else waiting + 1
 
 
-@neuron_model(states={"heard": 0.0}, receptors=("ex_mv",))
-def echo(heard, ex_mv):
-    """A spike whenever any arrives."""
-    return ex_mv > 0.0, ex_mv
+@neuron_model(
+    states={"left": 0.0},
+    receptors=("heard",),
+    parameters={"own_hz": 0.0},
+    constants=lambda p, dt_ms: {"per_step": p["own_hz"] * dt_ms * 1e-3},
+)
+def olivary_cell(left, heard, per_step):
+    """Passes on at once what it hears in whole spikes, and adds up what is less: in the mean, spikes are the sum."""
+    total = max(left + heard + per_step, -2.0)
+    spike = total >= 0.5
+    return spike, total - 1.0 if spike else total

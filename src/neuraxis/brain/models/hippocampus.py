@@ -66,17 +66,22 @@ def theta_cell(
 
 
 @neuron_model(
-    states={"due": 0.0, "familiar": 0.0},
-    receptors=("recalled",),
-    parameters={"highest_hz": 100.0, "tau_familiar_ms": 80.0},
+    states={"due": 0.0, "present": 0.0, "familiar": 0.0},
+    receptors=("input", "recalled"),
+    parameters={"highest_hz": 100.0, "tau_ms": 80.0},
     signals={"theta": 0.0},
     constants=lambda p, dt_ms: {
-        "per_step": p["highest_hz"] * dt_ms * 1e-3, "decay": exp(-dt_ms / positive(p["tau_familiar_ms"], "tau_familiar_ms"))
+        "per_step": p["highest_hz"] * dt_ms * 1e-3, "decay": exp(-dt_ms / positive(p["tau_ms"], "tau_ms"))
     },
 )  # fmt: skip
-def septal_cell(due, familiar, recalled, theta, per_step, decay):
-    """Fires in the lower half of theta, the less the more spikes arrived in the upper half: at a sum of 1 not at all."""
-    due = due + per_step * max(-theta, 0.0) * max(1.0 - familiar, 0.0)
+def septal_cell(due, present, familiar, input, recalled, theta, per_step, decay):
+    """Fires in the lower half of theta if, in the upper half before, there was input that nothing was recalled for.
+
+    What arrived in the upper half is summed and decays with `tau_ms`; a sum of 1 is full input, or full recall.
+    """
+    due = due + per_step * max(-theta, 0.0) * max(min(present, 1.0) - familiar, 0.0)
     spike = due >= 1.0
-    familiar = familiar * decay + recalled * max(theta, 0.0)
-    return spike, due - 1.0 if spike else due, familiar
+    upper = max(theta, 0.0)
+    present = present * decay + input * upper
+    familiar = familiar * decay + recalled * upper
+    return spike, due - 1.0 if spike else due, present, familiar

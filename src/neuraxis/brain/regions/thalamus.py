@@ -19,7 +19,7 @@ from neuraxis.network import FixedInDegree, Network, Projection
 from neuraxis.network.arguments import label, not_negative, positive, whole
 from neuraxis.network.models import lif_exp_two
 
-__all__ = ["Thalamus", "ThalamusConfig", "afferent_rule", "create_thalamus_region", "group_size"]
+__all__ = ["Thalamus", "ThalamusConfig", "create_thalamus_region"]
 
 GATE = "gate"
 
@@ -34,7 +34,7 @@ class ThalamusConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         relay: relay cells.
-        reticular: reticular cells; None: a fifth of the relay cells (as in Thalia, shared/reference).
+        reticular: reticular cells; None: a fifth of the relay cells (as in Thalia).
         groups: how many features; both populations are divided into so many equal parts.
         gate_rhythm: a rhythm of the network whose upper half closes the gate (alpha: Jensen and Mazaheri 2010); None:
             no rhythm does.
