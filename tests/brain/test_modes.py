@@ -76,7 +76,7 @@ class Course:
         brain.forward({"cue": [0, 0, 1, 0]}, 100)
         brain.deliver_reward(1.0)
         brain.step({"cue": [0, 0, 1, 0]}, 5)
-        assert {what for _, what, _ in brain._agenda.as_json()} == {"release", "rest"}
+        assert {what for _, what, _ in brain._session.agenda.as_json()} == {"release", "rest"}
         self.look()
 
     def last_part(self):
@@ -259,12 +259,12 @@ def test_a_state_that_cannot_be_used_is_refused_and_nothing_is_lost(standing, tm
     shutil.copytree(saved, folder)
     spoil, reason = DAMAGES[damage]
     spoil(folder)
-    before, agenda = all_but_workers(brain), brain._agenda.as_json()
+    before, agenda = all_but_workers(brain), brain._session.agenda.as_json()
     with pytest.raises(CheckpointError, match=reason) as caught:
         brain.load_checkpoint(folder)
     assert str(folder) in str(caught.value)
     assert all_but_workers(brain) == before
-    assert brain._agenda.as_json() == agenda
+    assert brain._session.agenda.as_json() == agenda
 
 
 def test_a_state_that_can_be_used_brings_back_all(standing, tmp_path):

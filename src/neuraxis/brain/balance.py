@@ -10,11 +10,14 @@ from neuraxis.machine import usable_cores
 __all__ = ["auto_workers", "measured_load"]
 
 # Nanoseconds that a population costs in every step, however few its neurons are.
-_POPULATION_NS = 60.0
+_POPULATION_NS = 180.0
 
 # Two workers must promise this to be worth the processes, and a step must be as long as this.
-_WORTH = 1.25
+_WORTH = 1.15
 _SMALLEST_NS = 3000.0
+
+# Of what an even spread of the load promises, about this is left when regions stay whole and cores share memory.
+_KEPT = 0.75
 
 
 def auto_workers(lowered: Lowered) -> tuple[int, str]:
@@ -28,7 +31,7 @@ def auto_workers(lowered: Lowered) -> tuple[int, str]:
     best, promise = 1, 1.0
     for workers in range(2, cores + 1):
         placement = place_regions(network, workers, lowered.groups, load)
-        gain = alone / step_cost_ns(network, placement, load)
+        gain = _KEPT * alone / step_cost_ns(network, placement, load)
         if gain > promise * 1.1:
             best, promise = workers, gain
     size = f"a step of {network.neuron_count:,} neurons takes about {alone / 1000:.1f} us in one process"

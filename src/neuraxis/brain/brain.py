@@ -44,7 +44,7 @@ _log = logging.getLogger("neuraxis.brain")
 
 # Spread over workers anew only if that promises to make the slowest of them so much quicker.
 _WORTH_MOVING = 1.15
-_FIRST_LOOK_MS = 2000.0
+_FIRST_LOOK_MS = 500.0
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Brain:
         """Run, stopping where something on the agenda is due."""
         self._look_at_balance()
         simulation = self._simulation
-        self._session.window = {one.index: simulation.spike_counts(one) for one in self._watched()}
+        self._session.window = self._counted()
         self._session.window_steps = steps
         until = simulation.steps + steps
         while True:
@@ -242,10 +242,11 @@ class Brain:
         actions are near each other, chance decides (the same chance for the same seed).
         """
         name, spec = self._effector(effector)
-        values = self._values(spec)
+        rates_hz = self._rates_in_window()
+        values = self._values(spec, rates_hz)
         self._session.choices += 1
         action = choose(values, spec.temperature_hz, uniform(self.spec.seed, self._session.choices))
-        self._session.choice = Choice(action, tuple(float(value) for value in values), self._expected_reward())
+        self._session.choice = Choice(action, tuple(float(value) for value in values), self._expected_reward(rates_hz))
         self._note(f"a{action}")
         cells = self._lowered.regions[name].populations["cells"]
         rates = np.zeros(cells.n)
@@ -261,7 +262,8 @@ class Brain:
     def deliver_reward(self, reward: float) -> float:
         """A reward for the last action: neuromodulators are released by how unexpected it was, which is returned."""
         given = number(reward, "reward")
-        expected = self._session.choice.expected_reward if self._session.choice is not None else self._expected_reward()
+        choice = self._session.choice
+        expected = self._expected_reward(self._rates_in_window()) if choice is None else choice.expected_reward
         error = given - expected
         self._note(f"r{given!r}")
         spec = self.spec.reward
@@ -515,26 +517,32 @@ class Brain:
             watched += [known[name] for name in (FOR, AGAINST) if name in known]
         return watched
 
-    def _values(self, effector: EffectorSpec) -> NDArray[np.float64]:
+    def _values(self, effector: EffectorSpec, rates_hz: dict[int, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """What speaks for each action."""
         known = self._lowered.regions[effector.region].populations
-        values = by_group(self._rates_in_window(known[FOR]), effector.actions)
+        values = by_group(rates_hz[known[FOR].index], effector.actions)
         if AGAINST in known:
-            values = values - by_group(self._rates_in_window(known[AGAINST]), effector.actions)
+            values = values - by_group(rates_hz[known[AGAINST].index], effector.actions)
         return values
 
-    def _expected_reward(self) -> float:
+    def _expected_reward(self, rates_hz: dict[int, NDArray[np.float64]]) -> float:
         spec = self.spec.reward
         if self._critic is None:
             return spec.lowest_expected
-        rate_hz = float(self._rates_in_window(self._critic).mean())
+        rate_hz = float(rates_hz[self._critic.index].mean())
         return min(1.0, max(spec.lowest_expected, rate_hz / spec.critic_hz))
 
-    def _rates_in_window(self, population: Any) -> NDArray[np.float64]:
-        """The rate of each cell in the last run."""
-        now = self._simulation.spike_counts(population)
-        before = self._session.window.get(population.index, now)
+    def _counted(self) -> dict[int, NDArray[np.int64]]:
+        """The spikes so far of each cell that is watched, by population."""
+        watched = self._watched()
+        counts = self._simulation.spike_counts_of(watched)
+        return {one.index: count for one, count in zip(watched, counts, strict=True)}
+
+    def _rates_in_window(self) -> dict[int, NDArray[np.float64]]:
+        """The rate in the last run of each cell that is watched, by population."""
         seconds = max(1, self._session.window_steps) * self.spec.dt_ms * 1e-3
-        return (now - before) / seconds
+        window = self._session.window
+        return {index: (now - window.get(index, now)) / seconds for index, now in self._counted().items()}
 
     def _set_rates(self, name: str, rates_hz: NDArray[np.float64]) -> None:
         """Set the rates of a sensor's or effector's cells; nothing is sent where they are set already."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from neuraxis.errors import InvalidArgument
 from neuraxis.machine import usable_cores
 
-__all__ = ["brain_workers", "check_page", "tell_interrupt"]
+__all__ = ["brain_workers", "check_page", "tell_first_time", "tell_interrupt"]
 
 
 def brain_workers(given: str | None, sequential: bool, default: int | str | None = None) -> int | str:
@@ -29,6 +29,14 @@ def brain_workers(given: str | None, sequential: bool, default: int | str | None
     if workers < 1:
         raise InvalidArgument(f"--workers {given}: at least one process is needed")
     return workers
+
+
+def tell_first_time() -> None:
+    """Say why the first run on a machine takes longer to begin."""
+    from neuraxis.engine.warm import is_compiled
+
+    if not is_compiled():
+        print("compiling for this machine, once: about half a minute", file=sys.stderr)
 
 
 def check_page(path: Path, option: str = "--html") -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.brain_options import brain_workers, check_page, tell_interrupt
+from neuraxis.cli.brain_options import brain_workers, check_page, tell_first_time, tell_interrupt
 from neuraxis.errors import NeuraxisError
 from neuraxis.network.arguments import whole
 
@@ -92,6 +92,7 @@ def _demo(
         whole(trials, "--trials", 1)
         whole(seed, "--seed", 0)
         check_page(html)
+        tell_first_time()
         with Brain.default(seed=seed, workers=brain_workers(workers, sequential), progress=None) as brain:
             if not as_json:
                 print(f"{brain!r}: {brain.workers_reason or 'learning ' + task}", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.brain_options import brain_workers, check_page, tell_interrupt
+from neuraxis.cli.brain_options import brain_workers, check_page, tell_first_time, tell_interrupt
 from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.network.arguments import positive, whole
 
@@ -127,6 +127,7 @@ def _run(
         shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, spec)
         if time_ms is None:
             time_ms = shown.steps * spec.dt_ms if stimulus is not None else 1000.0
+        tell_first_time()
         with Brain(
             spec,
             workers=brain_workers(workers, sequential, "auto"),

@@ -71,6 +71,7 @@ from neuraxis.engine.plan import (
     P_DELIVERED,
     P_DONE,
     P_EVENTS,
+    P_EXCHANGED,
     P_FIRST_IDS,
     P_FLAGS,
     P_HASH,
@@ -268,34 +269,46 @@ def _others_are_there(plan: Any, t: Any, spins: Any, yields: Any) -> Any:
 def _collect(plan: Any, t: Any) -> Any:
     """Put everybody's spikes that can be felt from now on into the history, worker by worker; how many there are,
     and how many of them are this worker's own."""
-    populations, workers, slots = plan[P_POPULATIONS], plan[P_WORKERS], plan[P_SLOTS]
-    outboxes = i64(plan[P_OUTBOXES], workers)
-    strides = i64(plan[P_OUTBOX_STRIDES], workers)
-    lags = i64(plan[P_LAGS], workers)
-    first = i64(plan[P_HISTORY_FIRST], workers)
+    workers = plan[P_WORKERS]
     if workers > 1:
+        outboxes = i64(plan[P_OUTBOXES], workers)
+        strides = i64(plan[P_OUTBOX_STRIDES], workers)
+        lags = i64(plan[P_LAGS], workers)
         for w in range(workers):
             prefetch(outboxes[w] + max(0, t - lags[w]) % plan[P_OUTBOX_SLOTS] * strides[w])
-    total, own = np.int64(0), np.int64(0)
+    own = _collect_from(plan, plan[P_ME], t)
+    if workers == 1:
+        return own, own
+    clock = cycles()
+    total = own
     for w in range(workers):
-        s = t - lags[w]
-        slot = s & (slots - 1)
-        offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + w) * (populations + 1) * 4, populations + 1)
-        if s < 1:
-            for p in range(populations + 1):
-                offsets[p] = 0
-            continue
-        ids = i32(plan[P_HISTORY_IDS] + (slot * plan[P_NEURONS] + first[w]) * 4, plan[P_NEURONS])
-        box = i32(outboxes[w] + s % plan[P_OUTBOX_SLOTS] * strides[w], 1 << 30)
-        for p in range(populations + 1):
-            offsets[p] = box[p]
-        n = np.int64(box[populations])
-        for i in range(n):
-            ids[i] = box[populations + 1 + i]
-        total += n
-        if w == plan[P_ME]:
-            own = n
+        if w != plan[P_ME]:
+            total += _collect_from(plan, w, t)
+    _spent(plan, P_EXCHANGED, clock)
     return total, own
+
+
+@njit
+def _collect_from(plan: Any, w: Any, t: Any) -> Any:
+    """The same for one worker."""
+    populations, workers = plan[P_POPULATIONS], plan[P_WORKERS]
+    s = t - i64(plan[P_LAGS], workers)[w]
+    slot = s & (plan[P_SLOTS] - 1)
+    offsets = i32(plan[P_HISTORY_OFFSETS] + (slot * workers + w) * (populations + 1) * 4, populations + 1)
+    if s < 1:
+        for p in range(populations + 1):
+            offsets[p] = 0
+        return np.int64(0)
+    first = i64(plan[P_HISTORY_FIRST], workers)[w]
+    ids = i32(plan[P_HISTORY_IDS] + (slot * plan[P_NEURONS] + first) * 4, plan[P_NEURONS])
+    stride = i64(plan[P_OUTBOX_STRIDES], workers)[w]
+    box = i32(i64(plan[P_OUTBOXES], workers)[w] + s % plan[P_OUTBOX_SLOTS] * stride, 1 << 30)
+    for p in range(populations + 1):
+        offsets[p] = box[p]
+    n = np.int64(box[populations])
+    for i in range(n):
+        ids[i] = box[populations + 1 + i]
+    return n
 
 
 @njit

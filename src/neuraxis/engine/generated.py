@@ -103,7 +103,8 @@ def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str,
     lines = [_HEADER]
     function = ast.fix_missing_locations(_Literals(model.globals_used).visit(ast.parse(model.source)))
     function.body[0].name = "advance_neuron"
-    lines += ["", "", "@njit", ast.unparse(function), "", ""]
+    # Divisions by zero give infinity, as in NumPy: a check for each would keep the loop from being vectorised.
+    lines += ["", "", '@njit(error_model="numpy")', ast.unparse(function), "", ""]
     lines += [
         "def update(block, accumulators, flags, n, constants, current_pa):",
         "    widest_vectors()",

@@ -43,6 +43,7 @@ P_WAITED: Final = next(_next)  # ticks of the processor's clock spent waiting fo
 P_COLLECTED: Final = next(_next)  # ... collecting spikes
 P_DELIVERED: Final = next(_next)  # ... delivering them
 P_UPDATED: Final = next(_next)  # ... updating neurons
+P_EXCHANGED: Final = next(_next)  # ... of collecting, for the spikes of other workers
 P_RECEIVED: Final = next(_next)  # spikes that came from other workers
 P_SIGNALS: Final = next(_next)  # float32[signals]: neuromodulators, then rhythms, as models see them
 P_RHYTHMS: Final = next(_next)  # int64[rhythms, Y_WORDS]

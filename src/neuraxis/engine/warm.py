@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from neuraxis.compiled import after_the_first, digest_of_sources
 from neuraxis.engine.generated import cache_folder
@@ -12,14 +13,13 @@ from neuraxis.engine.shard import Shard
 from neuraxis.network import STDP, AllToAll, Network, Normal
 from neuraxis.network.models import lif_delta
 
-__all__ = ["warm_up"]
+__all__ = ["is_compiled", "warm_up"]
 
 
 @cache
 def warm_up() -> None:
     """Have every kernel in memory. Of the processes that find nothing on disk, one compiles and the others wait."""
-    folder = cache_folder()
-    done = None if folder is None else folder / f"compiled-{digest_of_sources().hex()[:20]}"
+    done = _mark()
     if done is not None and done.exists():
         _run_each_kernel()
         return
@@ -30,6 +30,18 @@ def warm_up() -> None:
             done.touch()
         except OSError:
             pass  # the next process waits for its turn once more
+
+
+def is_compiled() -> bool:
+    """Whether this version's kernels were compiled on this machine before."""
+    done = _mark()
+    return done is not None and done.exists()
+
+
+def _mark() -> Path | None:
+    """The file that says so; None where nothing can be kept."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"compiled-{digest_of_sources().hex()[:20]}"
 
 
 def _run_each_kernel() -> None:

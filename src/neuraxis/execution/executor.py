@@ -58,6 +58,7 @@ class WorkerStatus:
     spikes_out: int
     spikes_in: int  # from other workers
     shares: dict[str, float]  # of the run time: waiting, collecting, delivering, updating
+    exchange: float  # the share that went into the spikes of other workers; a part of collecting
     update_ticks: dict[int, float]  # by population
     plastic_ticks: dict[int, float]  # by projection
     static_ticks: float
@@ -123,8 +124,8 @@ class Executor(Protocol):
 
     def set_level(self, modulator: int, level: float) -> None: ...
 
-    def read_counts(self, population: int) -> NDArray[np.int64]:
-        """The spikes of each neuron of a population since step 0."""
+    def read_counts(self, populations: list[int]) -> list[NDArray[np.int64]]:
+        """For each population, the spikes of each of its neurons since step 0."""
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
         """Set a state of all neurons of a population."""

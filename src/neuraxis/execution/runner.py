@@ -109,6 +109,7 @@ class ShardRunner:
             spikes_out=int(shard.spike_counts.sum()),
             spikes_in=int(shard.plan[plan.P_RECEIVED]),
             shares={name: spent / total if total else 0.0 for name, spent in ticks.items()},
+            exchange=float(shard.plan[plan.P_EXCHANGED]) / total if total else 0.0,
             update_ticks={
                 part.part.population: float(every * row[plan.S_TICKS])
                 for part, row in zip(shard.parts, shard.slice_rows, strict=True)
@@ -139,11 +140,10 @@ class ShardRunner:
     def set_level(self, modulator: int, level: float) -> None:
         self.shard.set_level(modulator, level)
 
-    def read_counts(self, population: int) -> NDArray[np.int64] | None:
-        for part in self.shard.parts:
-            if part.part.population == population:
-                return part.spike_counts.astype(np.int64)
-        return None
+    def read_counts(self, populations: list[int]) -> list[NDArray[np.int64] | None]:
+        """For each population the counts of the neurons that are here, None where there are none."""
+        here = {part.part.population: part.spike_counts for part in self.shard.parts}
+        return [here[one].astype(np.int64) if one in here else None for one in populations]
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
         """Set a state; `values` has one for each neuron of the population."""

@@ -83,10 +83,8 @@ class SequentialExecutor:
     def set_level(self, modulator: int, level: float) -> None:
         self._started.set_level(modulator, level)
 
-    def read_counts(self, population: int) -> NDArray[np.int64]:
-        counts = self._started.read_counts(population)
-        assert counts is not None
-        return counts
+    def read_counts(self, populations: list[int]) -> list[NDArray[np.int64]]:
+        return [counts for counts in self._started.read_counts(populations) if counts is not None]
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
         self._started.write_state(population, name, values)

@@ -258,7 +258,12 @@ class Simulation:
 
     def spike_counts(self, population: Population | str) -> NDArray[np.int64]:
         """How many spikes each neuron of a population has emitted so far, recorded or not."""
-        return self._do("read_counts", self._population(population).index)  # type: ignore[no-any-return]
+        return self.spike_counts_of([population])[0]
+
+    def spike_counts_of(self, populations: Sequence[Population | str]) -> list[NDArray[np.int64]]:
+        """The same for several populations at once, which is quicker."""
+        wanted = [self._population(one).index for one in populations]
+        return self._do("read_counts", wanted) if wanted else []
 
     def synapses(self, projection: Projection | str) -> dict[str, NDArray[np.generic]]:
         """pre, post, delay_steps and weight (as it is now) of every synapse, sorted by post, then pre."""

@@ -64,8 +64,12 @@ class ShardsTogether:
     def set_level(self, modulator: int, level: float) -> None:
         self.ask("set_level", modulator, level)
 
-    def read_counts(self, population: int) -> NDArray[np.int64]:
-        return np.concatenate([piece for piece in self.ask("read_counts", population) if piece is not None])
+    def read_counts(self, populations: list[int]) -> list[NDArray[np.int64]]:
+        answers = self.ask("read_counts", populations)
+        return [
+            np.concatenate([pieces[place] for pieces in answers if pieces[place] is not None])
+            for place in range(len(populations))
+        ]
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
         self.ask("write_state", population, name, values)

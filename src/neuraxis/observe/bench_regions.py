@@ -26,7 +26,7 @@ __all__ = ["SIZES", "RegionEntry", "RegionResults", "measure_regions", "parse_nu
 
 # Times the cells of the default brain.
 SIZES = {"small": 1, "medium": 4, "large": 10}
-_WARM_MS = 200.0
+_WARM_MS = 600.0  # long enough for the workers to be balanced by what they measure
 
 
 class RegionEntry(msgspec.Struct, frozen=True):
@@ -36,9 +36,9 @@ class RegionEntry(msgspec.Struct, frozen=True):
         start_seconds: to make it, processes included.
         seconds: for each stretch.
         waiting: the share of the run that the workers spent waiting for each other, on average.
-        exchange: the share that they spent taking in spikes, own ones included.
+        exchange: the share that they spent taking in each other's spikes.
         window_ms: how long the workers can run without news of each other.
-        window_us: what taking in the spikes of a window takes, of a run as measured.
+        window_us: what taking in each other's spikes takes for a window.
     """
 
     size: str
@@ -113,7 +113,8 @@ def measure_regions(
                 begun = time.perf_counter()
                 brain = alive.enter_context(Brain(spec, workers=number))
                 contenders.append(_Contender(brain, time.perf_counter() - begun))
-                contenders[-1].run(_WARM_MS)
+                for _ in range(2):
+                    contenders[-1].run(_WARM_MS)
                 contenders[-1].forget()
             choices[size] = auto_workers(contenders[0].brain.lowered)[1]
             for _ in range(repeats):
@@ -147,12 +148,12 @@ class _Contender:
 
     def entry(self, size: str, time_ms: float) -> RegionEntry:
         brain = self.brain
-        after = [one.shares for one in brain.status()]
+        after = brain.status()
         lag = 0
         if brain.workers > 1:
             lags = lags_between(brain.lowered.network, brain.placement)
             lag = int(lags[~np.eye(brain.workers, dtype=bool)].min())
-        exchange = float(np.mean([shares["collecting"] for shares in after]))
+        exchange = float(np.mean([one.exchange for one in after]))
         windows = len(self.seconds) * time_ms / brain.spec.dt_ms / max(1, lag)
         return RegionEntry(
             size=size,
@@ -161,7 +162,7 @@ class _Contender:
             workers=brain.workers,
             start_seconds=self.start_seconds,
             seconds=self.seconds,
-            waiting=float(np.mean([shares["waiting"] for shares in after])),
+            waiting=float(np.mean([one.shares["waiting"] for one in after])),
             exchange=exchange,
             window_ms=lag * brain.spec.dt_ms,
             window_us=1e6 * exchange * sum(self.seconds) / windows,

@@ -18,8 +18,8 @@ _HEADINGS = [
     "us a window",
 ]  # fmt: skip
 _MEANING = (
-    "waiting: for other workers, uneven load included; exchange: taking in the spikes of all workers, "
-    "own ones included."
+    "waiting: for other workers, uneven load included; exchange: taking in each other's spikes, which is done once "
+    "in a step; a window is how long two workers can go on without news of each other."
 )
 
 
