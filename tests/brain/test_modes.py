@@ -313,7 +313,8 @@ def kill_at(brain, worker, step):
         while executor._outboxes is not None and executor._last_step(worker) < step:
             if over.wait(0.0005):
                 return
-        os.kill(pid, signal.SIGKILL)
+        if executor._outboxes is not None:
+            os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -14,6 +14,7 @@ import pytest
 
 from neuraxis.brain import Brain, default_brain, read_spec, write_spec
 from neuraxis.brain.tasks import CueActionTask
+from neuraxis.engine.warm import warm_up
 from neuraxis.execution import read_spikes
 from tests.brain.test_brain import small
 
@@ -22,6 +23,12 @@ CUES = """start_ms,stop_ms,sensor,group,value
 40,60,cue,,0.5
 50,,reward,,1
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The first run on a machine says that it compiles, which is not what these tests look for."""
+    warm_up()
 
 
 def run(*words):

@@ -236,3 +236,43 @@ def test_neurons_move_in_the_middle_of_a_run_and_no_spike_changes(temporary: Pat
         assert worker_pids(simulation) == pids
         simulation.advance(400 - simulation.steps)
         assert_same(look(simulation), expected)
+
+
+def test_the_course_after_a_restore_is_what_lost_workers_are_brought_back_to(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is lost while the first state after a restore is saved; what was given is told again as it was then."""
+    network, made = learning()
+    data = np.arange(4.0)
+
+    def go(simulation: Simulation, disturbed: bool) -> str:
+        act(simulation, 200)
+        simulation.save(tmp_path / "state")
+        act(simulation, 500)  # this course is left
+        killed = calls_kill(simulation, "publish", monkeypatch) if disturbed else []
+        simulation.restore(tmp_path / "state")
+        data[:] = np.arange(4.0)
+        simulation.give("scribe", data)
+        data[:] = 7.0
+        simulation.advance(150)
+        if disturbed:
+            assert killed
+            kill(simulation)
+        act(simulation, 700)
+        return simulation.fingerprint()
+
+    with Simulation(network, residents=made) as simulation:
+        expected = go(simulation, disturbed=False)
+    with Simulation(network, workers=2, residents=made, on_worker_loss="restart") as simulation:
+        assert go(simulation, disturbed=True) == expected
+        # A worker that is lost before neurons are moved; and who spiked since is known for each.
+        simulation.advance(100)
+        kill(simulation)
+        halves = place(network, 2, together=[(1, 2)])
+        swapped = tuple(tuple(part for part in slices if part.population == 0) for slices in halves)
+        rest = tuple(Slice(p, 0, network.populations[p].n) for p in (1, 2))
+        simulation.move(((*swapped[0],), (*swapped[1], *rest)))
+        simulation.advance(100)
+        spikes = [one.spikes_out for one in simulation.status()]
+        assert all(count > 0 for count in spikes)
+        assert sum(spikes) < simulation.counters().spike_counts.sum()

@@ -30,7 +30,7 @@ def auto_workers(lowered: Lowered) -> tuple[int, str]:
     alone = sum(population.n * per for population, per in zip(network.populations, load, strict=True))
     best, promise = 1, 1.0
     for workers in range(2, cores + 1):
-        placement = place_regions(network, workers, lowered.groups, load)
+        placement = place_regions(network, workers, lowered.groups, load, lowered.kept_whole)
         gain = _KEPT * alone / step_cost_ns(network, placement, load)
         if gain > promise * 1.1:
             best, promise = workers, gain
@@ -51,7 +51,7 @@ def measured_load(lowered: Lowered, simulation: Simulation) -> list[float] | Non
     total = sum(one.busy_ticks for one in status)
     if not total or not simulation.steps:
         return None
-    counts = simulation._counted().spike_counts
+    counts = simulation.counters().spike_counts
     events = [0.0] * len(network.populations)
     for projection in network.projections:
         if not projection.plasticity:

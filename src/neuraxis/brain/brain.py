@@ -34,6 +34,7 @@ from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecE
 from neuraxis.execution import Simulation
 from neuraxis.execution.executor import WorkerStatus
 from neuraxis.execution.tensors import lowered
+from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network.arguments import near, number, one_of, positive, whole
 from neuraxis.network.grid import to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
@@ -113,7 +114,9 @@ class Brain:
             _log.info("workers='auto': %s", self.workers_reason)
         workers = whole(workers, "workers", 1)
         placement = (
-            place_regions(network, workers, self._lowered.groups, whole=self._kept_whole()) if workers > 1 else None
+            place_regions(network, workers, self._lowered.groups, whole=self._lowered.kept_whole)
+            if workers > 1
+            else None
         )
         self._simulation = Simulation(
             network,
@@ -177,9 +180,9 @@ class Brain:
         neuron. A sensor that is not named is silent but for its background. For a user's own region: anything
         (an array, a tensor), which it gets as data. Tensors may be on any device.
         """
-        before = self._simulation._counted()
+        before = self._simulation.counters()
         steps = self.step(input, n_timesteps)
-        counts = self._simulation._counted().spike_counts - before.spike_counts
+        counts = self._simulation.counters().spike_counts - before.spike_counts
         seconds = steps * self.spec.dt_ms * 1e-3
         populations = self._lowered.network.populations
         return Activity(
@@ -218,8 +221,9 @@ class Brain:
         self._session.window_steps = steps
         until = simulation.steps + steps
         while True:
-            for what, arguments in self._session.agenda.take_due(simulation.steps):
-                self._carry_out(what, arguments)
+            with Interrupts():  # what was taken from the agenda is done
+                for what, arguments in self._session.agenda.take_due(simulation.steps):
+                    self._carry_out(what, arguments)
             if simulation.steps >= until:
                 break
             due = self._session.agenda.next_step()
@@ -267,18 +271,21 @@ class Brain:
         error = given - expected
         self._note(f"r{given!r}")
         spec = self.spec.reward
-        self.release("dopamine", spec.dopamine * error)
-        self.release("acetylcholine", spec.acetylcholine * abs(error))
-        self.release("noradrenaline", spec.noradrenaline)
+        released = {
+            "dopamine": spec.dopamine * error,
+            "acetylcholine": spec.acetylcholine * abs(error),
+            "noradrenaline": spec.noradrenaline,
+        }
+        for modulator, amount in released.items():
+            if modulator in self.spec.neuromodulators:  # not every brain has all of them
+                self.release(modulator, amount)
         return error
 
     def release(self, modulator: str, amount: float) -> None:
-        """Release a neuromodulator (one that the brain does not have is ignored where the amount is for a reward)."""
+        """Release a neuromodulator; it arrives after its delay."""
         given = number(amount, "amount")
         spec = self.spec.neuromodulators.get(modulator)
         if spec is None:
-            if modulator in ("dopamine", "acetylcholine", "noradrenaline"):
-                return
             raise InvalidArgument(f"modulator={modulator!r}: {near(modulator, self.spec.neuromodulators)}")
         if given:
             due = self.steps + to_steps(spec.delay_ms, self.spec.dt_ms, "delay_ms")
@@ -359,7 +366,7 @@ class Brain:
 
     def spike_totals(self) -> dict[str, int]:
         """The spikes of every population ("region.population") so far."""
-        counts = self._simulation._counted().spike_counts
+        counts = self._simulation.counters().spike_counts
         return {one.name: int(counts[one.index]) for one in self._lowered.network.populations}
 
     def level(self, modulator: str) -> float:
@@ -393,7 +400,7 @@ class Brain:
     def state(self) -> dict[str, Any]:
         """Where the brain stands: plain numbers and words."""
         network = self._lowered.network
-        counts = self._simulation._counted().spike_counts
+        counts = self._simulation.counters().spike_counts
         seconds = self.time_ms * 1e-3
         return {
             "name": self.spec.name,
@@ -429,7 +436,7 @@ class Brain:
         load = measured_load(self._lowered, self._simulation)
         if load is None:
             return False
-        placement = place_regions(network, self.workers, self._lowered.groups, load, self._kept_whole())
+        placement = place_regions(network, self.workers, self._lowered.groups, load, self._lowered.kept_whole)
         if placement == self.placement:
             return False
         self._simulation.move(placement)
@@ -466,10 +473,12 @@ class Brain:
             raise CheckpointError(f"{folder}: was saved from another brain: their descriptions differ")
         try:
             session, task = Session.from_json(kept), dict(kept["task"])
+            self._check_session(session)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{folder}: damaged: {error!r}") from error
-        self._simulation.restore(folder)
-        self._session = session
+        with Interrupts():
+            self._simulation.restore(folder)
+            self._session = session
         return task
 
     def close(self) -> None:
@@ -492,8 +501,20 @@ class Brain:
 
     # --- helpers ----------------------------------------------------------------------------------------------
 
-    def _kept_whole(self) -> set[int]:
-        return {index for one in self._lowered.residents for index in (one.population, one.mark)}
+    def _check_session(self, session: Session) -> None:
+        """ValueError if a session is not one of this brain."""
+        ends = [*self.spec.sensors, *self.spec.effectors]
+        cells = {name: self._lowered.regions[name].populations["cells"].n for name in ends}
+        for name, rates in session.inputs.items():
+            if rates.shape != (cells.get(name, -1),):
+                raise ValueError(f"input of {name!r}")
+        for region in session.lesions:
+            if region not in self._lowered.regions:
+                raise ValueError(f"lesion of {region!r}")
+        for _, what, arguments in session.agenda.as_json():
+            known = {"release": list(self.spec.neuromodulators), "rest": list(self.spec.effectors)}.get(what, [])
+            if not arguments or arguments[0] not in known:
+                raise ValueError(f"agenda: {what} {arguments}")
 
     def _known_region(self, region: str) -> None:
         if region not in self._lowered.regions:

@@ -52,9 +52,11 @@ class BrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         parallel: whether worker processes run it, instead of this one.
         workers: how many of them; "auto": as many as suit the machine.
-        batch_tolerance_ms: spikes within this time may travel together; must be below the shortest pathway's delay.
+        batch_tolerance_ms: events of so much time are given to a user's own region in one call; must be below the
+            shortest pathway's delay.
         on_worker_loss: when a worker dies, raise, or go on from the last checkpoint.
-        checkpoint_every_ms: how often the state is kept, in model time; None: never.
+        checkpoint_every_ms: with on_worker_loss="restart", how much model time there is at least between two states
+            that are kept on the way; None: a second. (And at least 10 s of the clock.)
         spec: the brain; None: the default one.
         regions: settings to change, by the name of the region: {"cortex": {"neurons": 400}}.
         pathways: fields to change, by the label of the pathway: {"thalamus->cortex": {"weight": 2.0}}.

@@ -18,12 +18,22 @@ _HIGHEST_RATE_HZ = 150.0
 
 @dataclass(frozen=True)
 class RegionHealth:
-    """A region since the start: rates by population, share of cells that ever spiked, excitation over inhibition."""
+    """A region since the start.
+
+    Attributes:
+        rates_hz: by population.
+        active: the share of its cells that ever spiked.
+        spikes_out: of all its cells.
+        spikes_in: that came to it over pathways.
+        excitation_to_inhibition: spikes times synapses; None where nothing inhibits.
+    """
 
     rate_hz: float
     rates_hz: dict[str, float]
     active: float
-    excitation_to_inhibition: float | None  # spikes times synapses; None where nothing inhibits
+    spikes_out: int
+    spikes_in: int
+    excitation_to_inhibition: float | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def diagnose(lowered: Lowered, simulation: Simulation) -> Diagnostics:
 
 def _regions(lowered: Lowered, simulation: Simulation) -> dict[str, RegionHealth]:
     network = lowered.network
-    totals = simulation._counted().spike_counts
+    totals = simulation.counters().spike_counts
     seconds = simulation.time_ms * 1e-3
     drive: dict[str, list[float]] = {name: [0.0, 0.0] for name in lowered.regions}
     home = {one.index: name for name, region in lowered.regions.items() for one in region.populations.values()}
@@ -106,6 +116,8 @@ def _regions(lowered: Lowered, simulation: Simulation) -> dict[str, RegionHealth
                 for short, one in populations.items()
             },
             active=spoke / cells,
+            spikes_out=spikes,
+            spikes_in=sum(int(totals[one.source_population.index]) for one in lowered.pathways if one.target == name),
             excitation_to_inhibition=excitation / inhibition if inhibition else None,
         )
     return health

@@ -62,6 +62,11 @@ class Lowered:
         return known[short]
 
     @property
+    def kept_whole(self) -> set[int]:
+        """The populations of users' own regions, which live in one process."""
+        return {index for one in self.residents for index in (one.population, one.mark)}
+
+    @property
     def groups(self) -> list[list[int]]:
         """The populations of each region: what is best kept together."""
         return [[one.index for one in region.populations.values()] for region in self.regions.values()]

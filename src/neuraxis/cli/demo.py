@@ -120,7 +120,7 @@ def _demo(
         print(json.dumps(answer))
     else:
         print(
-            f"{session.trials} trials in {session.seconds:.0f} s ({1 / session.real_time_factor:.1f} x real time): "
+            f"{session.trials} trials in {session.seconds:.0f} s (real-time factor {session.real_time_factor:.2f}): "
             f"{session.accuracy:.0%} of the last {min(100, session.trials)} right (chance 25%)\n"
             f"fingerprint {fingerprint} (the same on any number of workers)\nthe report: {html}"
         )

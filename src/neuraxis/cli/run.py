@@ -45,12 +45,14 @@ _EPILOGUE = """Examples:
 
 A stimulus is a CSV file with the columns start_ms, stop_ms, sensor, group
 and value (sensor "reward" delivers one), or a SONATA file of spikes of
-sensors.
+sensors. A brain's file may name Python code of yours to run (kind =
+"python"): run only files that you trust.
 
 Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
 when Ctrl-C ended it early."""
 
 _PIECE_MS = 100.0
+_SAVE_EVERY_S = 60.0
 
 run = App(name="run", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -134,6 +136,7 @@ def _run(
             on_worker_loss=on_worker_loss,
             record_to=record,
             progress=None,
+            where=None if file is None else str(file),
         ) as brain:
             if not as_json:
                 print(f"{brain!r}{': ' * bool(brain.workers_reason)}{brain.workers_reason}", file=sys.stderr)
@@ -211,13 +214,17 @@ def _play(
     if resume and checkpoint is not None:
         at = int(brain.load_checkpoint(checkpoint).get("played", 0))
     until = to_steps(time_ms, dt_ms, "--time-ms")
-    interrupted, piece, begun, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), time.monotonic(), at
+    interrupted, piece, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), at
+    begun = saved = time.monotonic()
     with ProgressLine("running", max(1, until), None) as line:
         try:
             while at < until:
                 with Interrupts():
                     shown.play(brain, at, min(until, at + piece))
                     at = min(until, at + piece)
+                if checkpoint is not None and time.monotonic() - saved >= _SAVE_EVERY_S:
+                    brain.save_checkpoint(checkpoint, {"played": at})
+                    saved = time.monotonic()
                 line.update(at, run_text(at * dt_ms, (at - started) * dt_ms * 1e-3, time.monotonic() - begun, 0))
         except KeyboardInterrupt:
             interrupted = True

@@ -53,6 +53,7 @@ from neuraxis.engine.plan import (
     L_DELAYS,
     L_EVERY,
     L_FULL,
+    L_LEARN_TICKS,
     L_LEVEL,
     L_PRE,
     L_SCALE_EVERY,
@@ -644,10 +645,16 @@ def set_currents(part: Any, pulses: Any, t: Any) -> None:
 def _learn(plastic: Any, t: Any) -> None:
     """What changes all weights of a table at set times."""
     for i in range(plastic.shape[0]):
-        if plastic[i, L_EVERY] > 0 and t % plastic[i, L_EVERY] == 0:
+        rewarded = plastic[i, L_EVERY] > 0 and t % plastic[i, L_EVERY] == 0
+        scaled = plastic[i, L_SCALE_EVERY] > 0 and t % plastic[i, L_SCALE_EVERY] == 0
+        if not (rewarded or scaled):
+            continue
+        begun = cycles()
+        if rewarded:
             reward(plastic[i], t, f32(plastic[i, L_LEVEL], 1)[0])
-        if plastic[i, L_SCALE_EVERY] > 0 and t % plastic[i, L_SCALE_EVERY] == 0:
+        if scaled:
             scale_weights(plastic[i], t)
+        plastic[i, L_LEARN_TICKS] += cycles() - begun
 
 
 @njit

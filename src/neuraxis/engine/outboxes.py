@@ -2,7 +2,7 @@
 
 **Lags.** What shard b emits in step s is felt by shard a in step s + lag at the earliest, where lag is the shortest
 delay from any population of b to any of a. So a may run step t as soon as b has completed step t - lag: shards that
-hold regions far from each other exchange once in many steps, whatever the delays within the regions are.
+hold regions far from each other wait once in many steps, whatever the delays within the regions are.
 
 **Slots.** A shard writes its spikes of step t over those of step t - slots. By then a has seen that b completed step
 t - lag(a, b), and b reads a's step s while it runs step s + lag(b, a); so all is read if
@@ -18,16 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine.placement import Placement, Slice
+from neuraxis.engine.placement import LONGEST_LAG, Placement, Slice
 from neuraxis.network import Network, RewardSTDP
 from neuraxis.network.grid import to_steps
 
-__all__ = ["Listener", "Outboxes", "lags_between", "level_listeners", "longest_delay"]
+__all__ = ["LONGEST_LAG", "Listener", "Outboxes", "lags_between", "level_listeners", "longest_delay"]
 
 Lags = NDArray[np.int64]
-
-# More than this gains nothing, and every step of it takes room in everybody's outbox.
-LONGEST_LAG = 64
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ EXPECTED_RATE_HZ = 5.0
 
 # An exchange between shards in processes of their own: the way of a cache line, and that nobody is on time.
 EXCHANGE_NS = 3000.0
-LONGEST_WINDOW_STEPS = 64
+
+# Steps that one shard may be ahead of another. More gains nothing, and each takes room in everybody's outbox.
+LONGEST_LAG = 64
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) 
     ]
     if len(placement) == 1:
         return busiest
-    return busiest + EXCHANGE_NS / min([*between, LONGEST_WINDOW_STEPS])
+    return busiest + EXCHANGE_NS / min([*between, LONGEST_LAG])
 
 
 def expected_load(network: Network) -> list[float]:

@@ -150,7 +150,8 @@ L_SCALE_EVERY: Final = next(_next)  # steps between homeostatic changes, or 0
 L_SCALE_COUNT: Final = next(_next)  # int32[post n]: spikes since the last one
 L_FULL: Final = next(_next)  # a target's history of spikes has no room left
 L_FROZEN: Final = next(_next)  # weights stay as they are
-L_TICKS: Final = next(_next)  # of the processor's clock, in the steps that are timed
+L_TICKS: Final = next(_next)  # of the processor's clock, for deliveries in the steps that are timed
+L_LEARN_TICKS: Final = next(_next)  # ... for what changes all weights, whenever it does
 L_WORDS: Final = next(_next)
 
 PLAIN, STDP_BOUNDED, STDP_POWER, REWARD, SHORT_TERM = range(5)

@@ -72,6 +72,7 @@ class Shard:
         self.accumulators = np.zeros(size, np.int32)
         self.static = build_static_tables(network, [p.accumulators for p in self.parts], progress, self.clipped)
         self.plastic = self._make_plastic(progress)
+        self.spikes_installed = 0  # of the counts, those that a restored state brought
         self.silent: frozenset[int] = frozenset()
         self.frozen: frozenset[int] = frozenset()
         self._make_plan()

@@ -126,6 +126,7 @@ def install_state(shard: Shard, saved: Saved) -> None:
     # Totals are kept by the first shard; the others count from zero.
     first = shard.me == 0
     shard._spikes[:] = saved.spike_counts if first else 0
+    shard.spikes_installed = int(shard._spikes.sum())
     shard.plan[w.P_EVENTS] = saved.events if first else 0
     shard.plan[w.P_HASH] = np.uint64(saved.spike_hash if first else 0).astype(np.int64)
     shard.plan[w.P_RECORDED] = 0

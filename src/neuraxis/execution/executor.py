@@ -50,7 +50,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """How one worker is doing. Ticks are of its processor's clock: they say how times compare, not what they are."""
+    """How one worker is doing since it has its present neurons.
+
+    Ticks are of its processor's clock: they say how times compare, not what they are.
+    """
 
     worker: int
     step: int

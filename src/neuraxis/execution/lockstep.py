@@ -13,7 +13,7 @@ from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.execution.exchange import Exchange
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus
-from neuraxis.execution.resident import Letter, Resident, listeners
+from neuraxis.execution.resident import OwnMail, Resident, listeners
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.network import Network
@@ -55,7 +55,7 @@ class LockstepExecutor(ShardsTogether):
         lags = lags_between(network, placement, listeners(residents, placement))
         lags[:] = lags.min()  # all ranks meet at the same steps
         outboxes = Outboxes.private(network, placement, lags)
-        self._runner = ShardRunner(network, placement, me, outboxes, progress, (0, 0), residents, _NoMail())
+        self._runner = ShardRunner(network, placement, me, outboxes, progress, (0, 0), residents, _RankMail())
         self._exchange = Exchange(self._runner.shard, self._communicator)
         return merge_reports(self._gather(self._runner.report()))
 
@@ -101,17 +101,15 @@ class LockstepExecutor(ShardsTogether):
         return [_raised(one) for one in answers]
 
 
-class _NoMail:
-    """Ranks exchange spikes and nothing else."""
-
-    def __init__(self) -> None:
-        self.letters: dict[tuple[int, int], Any] = {}
-
-    def post(self, letter: Letter) -> None:
-        raise InvalidArgument("data do not travel between ranks: let residents that exchange them run in one process")
+class _RankMail(OwnMail):
+    """Ranks exchange spikes and nothing else: data reach residents of the same rank only."""
 
     def fetch(self, source: int, step: int) -> Any:
-        raise InvalidArgument("data do not travel between ranks: let residents that exchange them run in one process")
+        if (source, step) not in self.letters:
+            raise InvalidArgument(
+                "data do not travel between ranks: let residents that exchange them run in one process"
+            )
+        return super().fetch(source, step)
 
 
 # Answers travel as plain data (nothing is pickled); these are what they are made of.

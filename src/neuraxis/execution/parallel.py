@@ -99,17 +99,21 @@ class ParallelExecutor(ShardsTogether):
         self._setup = setup = replace(setup, region=region.name)
         self.placement = placement
         self._outboxes = setup.outboxes(region.address)
-        self._team.broadcast(setup)
         reports: dict[int, BuildReport] = {}
-        while len(reports) < self.workers:
-            rank, message = self._receive()
-            if isinstance(message, BuildReport):
-                reports[rank] = message
-            else:
-                progress(message)
+        try:
+            self._team.broadcast(setup)
+            while len(reports) < self.workers:
+                rank, message = self._team.receive()  # who dies ends this, and building may take as long as it takes
+                if isinstance(message, BuildReport):
+                    reports[rank] = message
+                else:
+                    progress(message)
+        except WorkerFailed as error:
+            self._fail(error)
+        finally:
+            if old is not None:
+                old.close()
         region.seal()
-        if old is not None:
-            old.close()
         return merge_reports(list(reports.values()))
 
     def close(self) -> None:
@@ -174,13 +178,6 @@ class ParallelExecutor(ShardsTogether):
             else:
                 answers[rank] = message
         return [answers[rank] for rank in range(self.workers)]
-
-    def _receive(self) -> tuple[int, Any]:
-        assert self._team is not None
-        try:
-            return self._team.receive()  # a worker that dies ends this, and building may take as long as it takes
-        except WorkerFailed as error:
-            self._fail(error)
 
     def _fail(self, error: WorkerFailed) -> NoReturn:
         """Say which shard failed and how far it had come."""

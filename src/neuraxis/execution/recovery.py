@@ -7,17 +7,20 @@ that of a run in which nothing happened.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neuraxis.errors import ShardFailed
+from neuraxis.errors import CheckpointError, ShardFailed
 from neuraxis.execution.executor import Executor
 
-__all__ = ["ACTIONS", "Recovery"]
+__all__ = ["ACTIONS", "Recovery", "private_folder"]
 
 # What changes the course of a simulation, and so must be told again.
 ACTIONS = frozenset({"set_level", "write_state", "inject", "silence", "freeze", "give"})
@@ -40,6 +43,7 @@ class Recovery:
     _journal: list[tuple[int, str, tuple[Any, ...]]] = field(default_factory=list)
     _folder: Path | None = None
     _files: list[str] = field(default_factory=list)
+    _own: bool = False  # whether the folder is ours to remove
     _saved_step: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
     _lost_at: int = -1
@@ -54,17 +58,23 @@ class Recovery:
 
     def save(self, executor: Executor, step: int) -> None:
         """Save the state; what was saved before goes when it is complete."""
-        folder = Path(tempfile.mkdtemp(prefix="neuraxis-recovery-"))
+        folder = private_folder("recovery")
         try:
             files = executor.save(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        old, self._folder, self._files = self._folder, folder, files
+        self._rebase(folder, files, step, own=True)
+
+    def begin_at(self, folder: Path, files: list[str], step: int) -> None:
+        """Another state was restored, from files that somebody else keeps: the course before it counts no more."""
+        self._rebase(folder, files, step, own=False)
+
+    def _rebase(self, folder: Path, files: list[str], step: int, *, own: bool) -> None:
+        self.close()
+        self._folder, self._files, self._own = folder, files, own
         self._saved_step, self._saved_at = step, time.monotonic()
         self._journal.clear()
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
 
     def put_off(self) -> None:
         """Try again later."""
@@ -92,6 +102,33 @@ class Recovery:
 
     def close(self) -> None:
         """Remove what was saved."""
-        if self._folder is not None:
+        if self._folder is not None and self._own:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._folder, self._own = None, False
+
+
+_PRIVATE = re.compile(r"neuraxis-(recovery|move)-(\d+)-\w+")
+
+
+def private_folder(what: str) -> Path:
+    """A folder for files that nobody else needs. Those of processes that were killed are removed first."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"neuraxis-{what}-{os.getpid()}-"))
+    except OSError as error:
+        raise CheckpointError(f"{tempfile.gettempdir()}: no folder for temporary files can be made: {error}") from error
+    with suppress(OSError):
+        for other in folder.parent.iterdir():
+            found = _PRIVATE.fullmatch(other.name)
+            if found and not _is_alive(int(found[2])) and other.stat().st_uid == folder.stat().st_uid:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # somebody else's
+    return True

@@ -178,6 +178,7 @@ class Residents:
         self._done = now
         for resident, living in self._living:
             if resident.population in self._shard.silent:
+                self._given[resident.name].clear()
                 continue
             events = self._events(resident, now)
             ticks = resident.tick_steps and now % resident.tick_steps == 0
@@ -217,6 +218,8 @@ class Residents:
         return events
 
     def _answer(self, resident: Resident, living: Any, events: list[Event], now: int) -> None:
+        if hasattr(living, "signals"):
+            living.signals = self._signals(now)
         try:
             answer = living.process_events(now * self._dt_ms, events)
             spikes = [part for one in _as_events(answer) for part in self._spikes(resident, one, now)]
@@ -231,6 +234,16 @@ class Residents:
         if spikes:
             steps = np.concatenate([np.full(len(ids), step, np.int64) for step, ids in spikes])
             self._shard.inject(steps, np.concatenate([ids for _, ids in spikes]))
+
+    def _signals(self, now: int) -> dict[str, float]:
+        """The phases of rhythms, in turns, and the levels of neuromodulators, but for those that act elsewhere."""
+        signals = {one.name: one.phase_at(now, self._dt_ms) for one in self._network.rhythms}
+        released = {one.modulator.name for one in self._network.modulations}
+        for one in self._network.neuromodulators:
+            level = None if one.name in released else self._shard.level(one.index)
+            if level is not None:
+                signals[one.name] = one.baseline + level
+        return signals
 
     def _spikes(self, resident: Resident, event: Event, now: int) -> list[tuple[int, NDArray[np.int64]]]:
         """(the step, the neurons in the network) of an answered event; its data are sent off."""
@@ -268,7 +281,11 @@ class Residents:
                     f"region {resident.name!r} cannot be saved: give {type(living).__name__} the methods get_state() "
                     "(to a dict of arrays) and set_state(dict), or set stateless = True if it remembers nothing"
                 )
-            for key, value in dict(living.get_state()).items():
+            try:
+                state = dict(living.get_state())
+            except Exception as error:
+                raise CheckpointError(f"region {resident.name!r}: get_state() raised {error!r}") from error
+            for key, value in state.items():
                 array = np.asarray(value)
                 if array.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {resident.name!r}: get_state()[{key!r}]: numbers are expected")
@@ -295,7 +312,10 @@ class Residents:
             prefix = f"{resident.name}/"
             own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
             if hasattr(living, "set_state") and not getattr(living, "stateless", False):
-                living.set_state(own)
+                try:
+                    living.set_state(own)
+                except Exception as error:
+                    raise CheckpointError(f"region {resident.name!r}: set_state() raised {error!r}") from error
         self._mail.letters.clear()
         for key, array in arrays.items():
             if key.startswith(_LETTER):

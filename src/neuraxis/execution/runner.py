@@ -101,12 +101,13 @@ class ShardRunner:
         words = {"waiting": plan.P_WAITED, "collecting": plan.P_COLLECTED, "delivering": plan.P_DELIVERED}
         ticks = {name: float(shard.plan[word]) for name, word in {**words, "updating": plan.P_UPDATED}.items()}
         total = sum(ticks.values())
-        plastic = {one.projection.index: float(every * one.row[plan.L_TICKS]) for one in shard.plastic}
+        delivered = {one.projection.index: float(every * one.row[plan.L_TICKS]) for one in shard.plastic}
+        learned = {one.projection.index: float(one.row[plan.L_LEARN_TICKS]) for one in shard.plastic}
         return WorkerStatus(
             worker=shard.me,
             step=shard.step,
             memory_bytes=peak_memory_bytes(),
-            spikes_out=int(shard.spike_counts.sum()),
+            spikes_out=int(shard.spike_counts.sum()) - shard.spikes_installed,
             spikes_in=int(shard.plan[plan.P_RECEIVED]),
             shares={name: spent / total if total else 0.0 for name, spent in ticks.items()},
             exchange=float(shard.plan[plan.P_EXCHANGED]) / total if total else 0.0,
@@ -114,8 +115,8 @@ class ShardRunner:
                 part.part.population: float(every * row[plan.S_TICKS])
                 for part, row in zip(shard.parts, shard.slice_rows, strict=True)
             },
-            plastic_ticks=plastic,
-            static_ticks=max(0.0, ticks["delivering"] - sum(plastic.values())),
+            plastic_ticks={index: spent + learned[index] for index, spent in delivered.items()},
+            static_ticks=max(0.0, ticks["delivering"] - sum(delivered.values())),
             busy_ticks=total - ticks["waiting"],
         )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
+import shutil
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,10 +30,11 @@ from neuraxis.execution.executor import Counters, Executor, Recorded, WorkerStat
 from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine, run_text
 from neuraxis.execution.recording import Recording
-from neuraxis.execution.recovery import ACTIONS, Recovery
-from neuraxis.execution.resident import Resident
+from neuraxis.execution.recovery import ACTIONS, Recovery, private_folder
+from neuraxis.execution.resident import Resident, listeners
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
+from neuraxis.execution.tensors import lowered
 from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
 from neuraxis.network.arguments import near, one_of, positive
@@ -137,9 +139,9 @@ class Simulation:
 
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""
-        before = self._counted()
+        before = self.counters()
         seconds = self.advance(steps)
-        return self._summary(before, self._counted(), seconds)
+        return self._summary(before, self.counters(), seconds)
 
     def advance(self, steps: int) -> float:
         """Run for a number of steps without a summary, which costs more than a few steps do; the seconds it took."""
@@ -313,7 +315,7 @@ class Simulation:
         Two runs of the same network whose fingerprints agree had (but for a chance in 2^64) the same spikes, states and
         weights, however many workers they had.
         """
-        return self._fingerprint(self._counted())
+        return self._fingerprint(self.counters())
 
     def _fingerprint(self, counters: Counters) -> str:
         state = int(self._do("state_hash"))
@@ -361,7 +363,9 @@ class Simulation:
                 raise
             self._step = step
             self._recording.clear()
-            self._save_recovery()
+            if self._recovery is not None:
+                self._recovery.begin_at(state.resolve(), files, step)
+                self._save_recovery()
         return note
 
     def note(self, folder: str | Path) -> dict[str, Any]:
@@ -373,13 +377,18 @@ class Simulation:
         """Have the workers hold other neurons than so far; this changes no spike. In one process there is no choice."""
         self._open()
         check_placement(self.network, placement, self.workers)
-        self._placement = placement
+        listeners(self._residents, placement)  # raises if it parts a resident from its neurons
         if not isinstance(self._executor, ParallelExecutor) or placement == self._executor.placement:
             return
-        with tempfile.TemporaryDirectory(prefix="neuraxis-move-") as folder, Interrupts():
-            files = self._do("save", Path(folder))
-            self._do("move", placement)
-            self._do("restore", Path(folder), files)
+        folder = private_folder("move")
+        try:
+            with Interrupts():
+                files = self._do("save", folder)
+                self._placement = placement
+                self._do("move", placement)
+                self._do("restore", folder, files)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- to end -----------------------------------------------------------------------------------------------
 
@@ -423,15 +432,16 @@ class Simulation:
             try:
                 with Interrupts():
                     result = getattr(self._executor, name)(*arguments)
+                    if self._recovery is not None and name in ACTIONS:
+                        # Copied: what the caller does with its arrays later must not change what would be told again.
+                        kept = tuple(lowered(one) if name == "give" else deepcopy(one) for one in arguments)
+                        self._recovery.note(self._step, name, kept)
+                    return result
             except ShardFailed as error:
                 if self._recovery is None:
                     self._abandon()
                     raise
                 self._recover(error)
-                continue
-            if self._recovery is not None and name in ACTIONS:
-                self._recovery.note(self._step, name, arguments)
-            return result
 
     def _recover(self, error: ShardFailed) -> None:
         """Start new workers and bring them to where the lost ones were."""
@@ -473,7 +483,8 @@ class Simulation:
                 self._recovery.put_off()
                 return
 
-    def _counted(self) -> Counters:
+    def counters(self) -> Counters:
+        """What has happened since step 0: spikes by population, synaptic events."""
         return self._do("counters")  # type: ignore[no-any-return]
 
     def _record(self, recorded: Recorded) -> None:

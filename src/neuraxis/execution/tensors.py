@@ -44,7 +44,7 @@ def lowered(value: Any, share: bool = False) -> Any:
 
     `share`: it goes to a process that may map this GPU's memory.
     """
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
+    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic | HostTensor | SharedTensor):
         return value
     if isinstance(value, np.ndarray):
         return _kept(value.copy())

@@ -49,7 +49,12 @@ class Setup:
 
 def serve(line: WorkerLine) -> None:
     """The worker's life: one shard after the other, as the parent sets it up."""
-    logging.getLogger().setLevel(logging.INFO)
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    if not root.handlers:  # a handler of ours would take the place of the one that prints warnings
+        printing = logging.StreamHandler()
+        printing.setLevel(logging.WARNING)
+        root.addHandler(printing)
     try:
         setup = line.receive()
         while True:

@@ -10,14 +10,14 @@ from neuraxis.brain.tasks import CueActionTask
 from neuraxis.execution.progress import ProgressLine
 from neuraxis.launch.interrupts import Interrupts
 
-__all__ = ["WINDOW", "Session", "run_task"]
+__all__ = ["WINDOW", "TaskRun", "run_task"]
 
 WINDOW = 100  # trials over which accuracy is told
 _LOOK_EVERY = 10  # trials between two looks at the workers
 
 
 @dataclass(frozen=True)
-class Session:
+class TaskRun:
     """What came of some trials. `interrupted`: Ctrl-C ended it early."""
 
     trials: int
@@ -34,7 +34,7 @@ def run_task(
     progress: bool | None = None,
     checkpoint: Path | None = None,
     checkpoint_every_s: float = 60.0,
-) -> Session:
+) -> TaskRun:
     """Run until the task has had `trials` trials in all. Ctrl-C ends it after the present one.
 
     With `checkpoint`, the complete state is kept in that folder: now and then, and at the end, whatever ends it.
@@ -58,7 +58,7 @@ def run_task(
             interrupted = True
     if checkpoint is not None:
         task.brain.save_checkpoint(checkpoint, task.state())
-    return Session(
+    return TaskRun(
         trials=len(task.trials),
         accuracy=task.accuracy(WINDOW),
         real_time_factor=task.brain.real_time_factor,
@@ -78,4 +78,6 @@ def _load(task: CueActionTask) -> str:
     """How busy each worker is, where there are several."""
     if task.brain.workers == 1:
         return ""
-    return ", busy " + "/".join(f"{1 - shares['waiting']:.0%}" for shares in task.brain.load())
+    status = task.brain.status()
+    busy = "/".join(f"{1 - one.shares['waiting']:.0%}" for one in status)
+    return f", busy {busy}, {'/'.join(f'{one.memory_bytes / 2**20:.0f}' for one in status)} MB"

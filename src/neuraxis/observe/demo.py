@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from neuraxis.observe.brain_report.model import (
     RegionGraph,
     WorkerLoad,
 )
-from neuraxis.observe.brain_session import WINDOW, Session
+from neuraxis.observe.brain_session import WINDOW, TaskRun
 from neuraxis.version import __version__
 
 __all__ = ["brain_report"]
@@ -29,7 +28,7 @@ __all__ = ["brain_report"]
 _CURVE_WINDOW = 25
 
 
-def brain_report(task: CueActionTask, session: Session, *, target: float | None = None) -> BrainReport:
+def brain_report(task: CueActionTask, session: TaskRun, *, target: float | None = None) -> BrainReport:
     """Everything that the report shows. One more trial is run, on a copy of the brain, to draw its spikes."""
     brain = task.brain
     return BrainReport(
@@ -132,7 +131,7 @@ def _workers(brain: Brain) -> tuple[WorkerLoad, ...]:
     return tuple(loads)
 
 
-def _facts(task: CueActionTask, session: Session) -> tuple[tuple[str, str], ...]:
+def _facts(task: CueActionTask, session: TaskRun) -> tuple[tuple[str, str], ...]:
     brain = task.brain
     surprise = np.mean([abs(trial.surprise) for trial in task.trials[-WINDOW:]]) if task.trials else 0.0
     how = "one process" if brain.workers == 1 else f"{brain.workers} worker processes"
@@ -153,10 +152,3 @@ def _facts(task: CueActionTask, session: Session) -> tuple[tuple[str, str], ...]
         ("Python", platform.python_version()),
         ("machine", f"{platform.system()} {platform.machine()}, {usable_cores()} cores usable"),
     )
-
-
-def write_curve(task: CueActionTask, path: Path, target: float | None = None) -> None:
-    """Draw the learning curve to a picture file."""
-    from neuraxis.observe.brain_report.curve_figure import learning_curve_figure
-
-    learning_curve_figure({_task_name(task): learning_curve_of(task, target)}, path)
