@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from neuraxis.errors import CheckpointError
 from neuraxis.execution import Simulation
-from neuraxis.network import FixedInDegree, HomeostaticScaling, Network, Normal, OneToOne, Uniform
+from neuraxis.network import STDP, Explicit, FixedInDegree, HomeostaticScaling, Network, Normal, OneToOne, Uniform
 from neuraxis.network.models import lif_delta, lif_exp, spike_source
 from tests.execution.by_turns import ByTurns
 from tests.execution.long_run import started, told
@@ -413,3 +413,21 @@ def test_a_level_of_a_neuromodulator_is_part_of_the_state(tmp_path: Path) -> Non
         simulation.release("dopamine", 1e-3)
         simulation.step(50)
         assert simulation.fingerprint() != expected
+
+
+def test_a_state_with_shards_that_no_plastic_synapse_reaches(tmp_path: Path) -> None:
+    network = Network(seed=3)
+    cells = network.population("cells", 40, lif_delta, v_mv=-65.0)
+    network.poisson(cells, 9000.0, 1.0)
+    first = Explicit(np.arange(10), np.zeros(10, np.int64))  # all onto neuron 0
+    network.connect(cells, cells, first, 0.5, 1.0, plasticity=STDP.additive(w_max=2.0))
+    fingerprints = set()
+    for shards, others in ((1, 4), (4, 1), (4, 7)):
+        with Simulation(network, executor=ByTurns(shards, seed=shards)) as simulation:
+            simulation.advance(300)
+            simulation.save(tmp_path / f"{shards}")
+        with Simulation(network, executor=ByTurns(others, seed=others)) as simulation:
+            simulation.restore(tmp_path / f"{shards}")
+            simulation.advance(300)
+            fingerprints.add(simulation.fingerprint())
+    assert len(fingerprints) == 1

@@ -191,7 +191,7 @@ class SavedState:
         for start, end, file, names, key in self._overlapping("population", population, first, last):
             low, high = max(first, start) - start, min(last, end) - start
             for name in names:
-                collected.setdefault(name, []).append(file.get_slice(f"{key}/{name}")[low:high])
+                collected.setdefault(name, []).append(_rows(file, f"{key}/{name}", low, high))
         return {name: np.concatenate(arrays) for name, arrays in collected.items()}
 
     def synapses(self, projection: int, first: int, last: int) -> Mapping[str, Array]:
@@ -201,9 +201,9 @@ class SavedState:
             ends = np.concatenate(([0], np.cumsum(file.get_tensor(f"{key}/in_degrees"))))
             for name in names:
                 if name in ("weights", "eligibilities"):
-                    part = file.get_slice(f"{key}/{name}")[int(ends[low]) : int(ends[high])]
+                    part = _rows(file, f"{key}/{name}", int(ends[low]), int(ends[high]))
                 else:
-                    part = file.get_slice(f"{key}/{name}")[low:high]
+                    part = _rows(file, f"{key}/{name}", low, high)
                 collected.setdefault(name, []).append(part)
         for name in ("post_steps", "post_traces"):
             if name in collected:
@@ -244,6 +244,13 @@ class SavedState:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+def _rows(file: Any, name: str, first: int, last: int) -> Array:
+    """Some rows of an array in a file; safetensors itself cannot give none."""
+    if first == last:
+        return file.get_tensor(name)[:0]  # type: ignore[no-any-return]
+    return file.get_slice(name)[first:last]  # type: ignore[no-any-return]
 
 
 def _totals(file: Any) -> tuple[int, int, int]:
