@@ -25,6 +25,7 @@ def test_it_learns_and_every_number_of_workers_gives_the_same() -> None:
     assert alone[0] >= 0.85
     assert session(2, 200) == alone
     assert session(3, 200) == alone
+    assert session(5, 200) == alone
 
 
 def test_it_learns_the_delayed_form_and_not_without_prefrontal_cortex() -> None:

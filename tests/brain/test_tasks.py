@@ -9,6 +9,7 @@ import pytest
 from neuraxis.brain import Brain, BrainBuilder
 from neuraxis.brain.tasks import CueActionTask, Timing, Trial
 from neuraxis.errors import InvalidArgument, InvalidType, NeuraxisError
+from neuraxis.execution import simulation
 from neuraxis.observe.brain_session import run_task
 from tests.brain.test_brain import small
 
@@ -259,3 +260,20 @@ def test_a_small_brain_learns_by_reward_and_not_without_its_striatum():
             assert brain.last_choice.values == (0.0, 0.0, 0.0, 0.0)
         # 15 of 60 are right at chance; 28 or more once in 5,000 times.
         assert lesioned.accuracy(60) < 28 / 60
+
+
+def test_a_task_draws_one_line_and_a_long_run_its_own(monkeypatch):
+    """Two lines at once would write over each other."""
+    drawn = []
+
+    class Line(simulation.ProgressLine):
+        def __init__(self, what, total, enabled=None):
+            drawn.append((what, enabled))
+            super().__init__(what, total, False)
+
+    monkeypatch.setattr(simulation, "ProgressLine", Line)
+    with Brain(small().spec(), progress=True) as brain:
+        run_task(CueActionTask(brain, timing=QUICK), 1, progress=False)
+        assert [what for what, enabled in drawn if enabled] == ["building"]
+        brain.run(1.0)
+        assert [what for what, enabled in drawn if enabled] == ["building", "running"]

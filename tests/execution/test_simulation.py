@@ -290,10 +290,12 @@ def drawn_on(monkeypatch: pytest.MonkeyPatch, progress: bool | None) -> str:
                 simulation.run(200.0)
             monkeypatch.undo()
             os.set_blocking(ours, False)
-            try:
-                return os.read(ours, 1 << 20).decode()
-            except BlockingIOError:
-                return ""
+            drawn = b""
+            while True:  # a terminal gives a few kilobytes at a time
+                try:
+                    drawn += os.read(ours, 1 << 20)
+                except BlockingIOError:
+                    return drawn.decode()
     finally:
         os.close(ours)
 

@@ -77,7 +77,7 @@ class Brain:
         record: whether to keep the spikes of all populations, for `spikes`.
         record_to: a file for them instead (SONATA, HDF5).
         balance: whether to spread regions over workers anew, by measured load, between two runs.
-        progress: whether to draw a progress line while building and running; by default on a terminal.
+        progress: whether to draw a progress line while building, and in `forward` and `run`; None: on a terminal.
         where: what errors about the description begin with; the file, if there is one.
     """
 
@@ -132,6 +132,7 @@ class Brain:
         )
         self._balance = balance and workers > 1
         self._look_again_at = to_steps(_FIRST_LOOK_MS, spec.dt_ms, "time")
+        self._progress = progress
         self._run_seconds = 0.0
         self._run_steps = 0
         self._session = Session()
@@ -181,7 +182,7 @@ class Brain:
         (an array, a tensor), which it gets as data. Tensors may be on any device.
         """
         before = self._simulation.counters()
-        steps = self.step(input, n_timesteps)
+        steps = self._step(input, n_timesteps, self._progress)
         counts = self._simulation.counters().spike_counts - before.spike_counts
         seconds = steps * self.spec.dt_ms * 1e-3
         populations = self._lowered.network.populations
@@ -193,7 +194,10 @@ class Brain:
         )
 
     def step(self, input: Any = None, n_timesteps: int = 1) -> int:
-        """The same as `forward`, without asking what happened: for loops that run often and shortly."""
+        """The same as `forward`, without asking what happened or drawing progress: for loops that run often."""
+        return self._step(input, n_timesteps, progress=False)
+
+    def _step(self, input: Any, n_timesteps: int, progress: bool | None) -> int:
         steps = whole(n_timesteps, "n_timesteps", 0)
         stimulus = as_stimulus(self.spec, [one.name for one in self._lowered.residents], input, steps)
         if self.steps + steps > LARGEST_STEP:
@@ -206,14 +210,14 @@ class Brain:
             self._simulation.inject(f"{name}.cells", (self.steps + 1 + at) * self.spec.dt_ms, ids)
         for name, data in stimulus.data.items():
             self._simulation.give(name, data)
-        self._advance(steps)
+        self._advance(steps, progress)
         return steps
 
     def run(self, time_ms: float) -> Activity:
         """Run for `time_ms` of model time without input."""
         return self.forward(None, whole_steps(time_ms, self.spec.dt_ms))
 
-    def _advance(self, steps: int) -> None:
+    def _advance(self, steps: int, progress: bool | None) -> None:
         """Run, stopping where something on the agenda is due."""
         self._look_at_balance()
         simulation = self._simulation
@@ -228,8 +232,9 @@ class Brain:
                 break
             due = self._session.agenda.next_step()
             stop = until if due is None else min(until, due)
-            self._run_steps += stop - simulation.steps
-            self._run_seconds += simulation.advance(stop - simulation.steps)
+            begun = simulation.steps
+            self._run_seconds += simulation.advance(stop - begun, progress=progress)
+            self._run_steps += stop - begun
 
     def _carry_out(self, what: str, arguments: list[Any]) -> None:
         if what == "release":

@@ -6,6 +6,7 @@ runs it is not its business.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -73,19 +74,19 @@ class Afferent:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Region:
+class Region(ABC):
     """The base of all regions made of spiking neurons."""
 
     kind: ClassVar[str]
     config: RegionConfig
 
+    @abstractmethod
     def build(self, network: Network, name: str) -> BuiltRegion:
         """Add the region to a network; its populations are called `name`.<short name>."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self, network: Network, built: BuiltRegion, afferent: Afferent) -> list[Projection]:
-        """Connect a pathway to the region. A region with plastic or several entrances says so itself."""
-        raise NotImplementedError
+        """Connect a pathway to the region: which cells get it, with what weight, and whether it learns."""
 
 
 Config = TypeVar("Config", bound=RegionConfig)

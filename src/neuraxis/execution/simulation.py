@@ -140,11 +140,14 @@ class Simulation:
     def step(self, steps: int = 1) -> Summary:
         """Run for a number of steps."""
         before = self.counters()
-        seconds = self.advance(steps)
+        seconds = self.advance(steps, progress=self._show)
         return self._summary(before, self.counters(), seconds)
 
-    def advance(self, steps: int) -> float:
-        """Run for a number of steps without a summary, which costs more than a few steps do; the seconds it took."""
+    def advance(self, steps: int, *, progress: bool | None = False) -> float:
+        """Run for a number of steps without a summary, which costs more than a few steps do; the seconds it took.
+
+        Nor is progress drawn, unless it is asked for: whoever runs many short stretches draws a line of its own.
+        """
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
             raise InvalidArgument(f"steps={steps!r}: a number of steps, 0 or more, is expected")
         self._open()
@@ -155,7 +158,7 @@ class Simulation:
             )
         seconds, spikes = 0.0, 0
         piece = _FIRST_PIECE_STEPS
-        with ProgressLine("running", max(1, int(steps)), self._show) as line:
+        with ProgressLine("running", max(1, int(steps)), progress) as line:
             while self._step < until:
                 # Agreed: the pieces follow the clock, and other processes have another one.
                 target = int(self._do("agree", lambda piece=piece: min(until, self._step + piece)))

@@ -71,7 +71,8 @@ def _says(task: CueActionTask, trials: int) -> str:
     """The progress line: trial, running accuracy, speed."""
     factor = task.brain.real_time_factor
     speed = f"{1 / factor:.1f} x real time" if factor else ""
-    return f"trial {len(task.trials)}/{trials}, {task.accuracy(50):.0%} of the last 50 right, {speed}"
+    last = min(50, max(1, len(task.trials)))
+    return f"trial {len(task.trials)}/{trials}, {task.accuracy(50):.0%} of {last} right, {speed}"
 
 
 def _load(task: CueActionTask) -> str:
@@ -79,5 +80,5 @@ def _load(task: CueActionTask) -> str:
     if task.brain.workers == 1:
         return ""
     status = task.brain.status()
-    busy = "/".join(f"{1 - one.shares['waiting']:.0%}" for one in status)
-    return f", busy {busy}, {'/'.join(f'{one.memory_bytes / 2**20:.0f}' for one in status)} MB"
+    busy = "/".join(f"{100 * (1 - one.shares['waiting']):.0f}" for one in status)
+    return f", busy {busy} %, {sum(one.memory_bytes for one in status) / 2**20:.0f} MB"
