@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuraxis.brain.checks import validate
 from neuraxis.brain.files import read_spec, spec_text, write_spec
 from neuraxis.brain.spec import (
     BrainSpec,
@@ -20,7 +21,6 @@ from neuraxis.brain.spec import (
     RhythmSpec,
     SensorSpec,
     as_spec,
-    validate,
 )
 from neuraxis.brain.toml_text import toml_text
 from neuraxis.errors import InvalidType, SpecError

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
+from neuraxis.brain.checks import validate
 from neuraxis.brain.region import RegionConfig
 from neuraxis.brain.spec import (
     BrainSpec,
@@ -18,7 +19,6 @@ from neuraxis.brain.spec import (
     SensorSpec,
     as_spec,
     split_port,
-    validate,
 )
 from neuraxis.errors import InvalidArgument, SpecError
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.brain.balance import auto_workers, measured_load
+from neuraxis.brain.checks import validate
 from neuraxis.brain.choice import Choice, by_group, choose, uniform
 from neuraxis.brain.config import Config, check_batch_tolerance
 from neuraxis.brain.diagnostics import Diagnostics, diagnose
@@ -27,7 +28,7 @@ from neuraxis.brain.files import read_spec, spec_text, write_spec
 from neuraxis.brain.lowering import AGAINST, FOR, Lowered, lower
 from neuraxis.brain.models.sources import thresholds
 from neuraxis.brain.session import Session
-from neuraxis.brain.spec import BrainSpec, EffectorSpec, validate
+from neuraxis.brain.spec import BrainSpec, EffectorSpec
 from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError

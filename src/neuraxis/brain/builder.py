@@ -20,10 +20,10 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from neuraxis.brain.checks import Checker, validate
 from neuraxis.brain.spec import (
     PYTHON_KIND,
     BrainSpec,
-    Checker,
     EffectorSpec,
     Kinds,
     ModulatorSource,
@@ -34,7 +34,6 @@ from neuraxis.brain.spec import (
     RhythmSpec,
     SensorSpec,
     Struct,
-    validate,
 )
 from neuraxis.errors import InvalidArgument, InvalidType, SpecError
 
@@ -48,7 +47,7 @@ class BrainBuilder:
     the builder. Numbers and arrays of NumPy, and tuples, become the plain numbers and lists that a file can hold.
 
     Args:
-        kinds: as for `neuraxis.brain.spec.validate`.
+        kinds: as for `neuraxis.brain.checks.validate`.
     """
 
     def __init__(self, name: str = "brain", seed: int = 1, dt_ms: float = 0.1, *, kinds: Kinds | None = None) -> None:

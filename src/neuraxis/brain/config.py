@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, Kinds, RegionSpec, as_spec, is_device, validate
+from neuraxis.brain.checks import validate
+from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, Kinds, RegionSpec, as_spec, is_device
 from neuraxis.errors import InvalidArgument, InvalidType, SpecError
 from neuraxis.network.arguments import flag, near, one_of, positive, whole
 from neuraxis.network.network import LARGEST_SEED
@@ -102,7 +103,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Args:
             default: makes the default brain from a seed; called if the configuration has no brain of its own.
-            kinds: as for `neuraxis.brain.spec.validate`.
+            kinds: as for `neuraxis.brain.checks.validate`.
         """
         seed, dt_ms = self.global_.seed, self.global_.dt_ms
         spec = self.brain.spec

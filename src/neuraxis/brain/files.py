@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from neuraxis.brain.spec import BrainSpec, Kinds, as_spec, validate
+from neuraxis.brain.checks import validate
+from neuraxis.brain.spec import BrainSpec, Kinds, as_spec
 from neuraxis.brain.toml_text import toml_text
 from neuraxis.errors import SpecError
 
@@ -21,7 +22,7 @@ def read_spec(path: str | os.PathLike[str], kinds: Kinds | None = None) -> Brain
     """The description in a file, checked. Everything that is wrong with the file is a SpecError that names it.
 
     Args:
-        kinds: as for `neuraxis.brain.spec.validate`.
+        kinds: as for `neuraxis.brain.checks.validate`.
     """
     where = os.fspath(path)
     return validate(as_spec(_read_tables(where), where), where, kinds)

@@ -8,6 +8,7 @@ import tempfile
 import numpy as np
 
 from neuraxis.brain import Brain
+from neuraxis.brain.diagnostics import Diagnostics
 from neuraxis.brain.tasks import CueActionTask, Trial
 from neuraxis.machine import usable_cores
 from neuraxis.observe.brain_report.model import (
@@ -31,6 +32,7 @@ _CURVE_WINDOW = 25
 def brain_report(task: CueActionTask, session: TaskRun, *, target: float | None = None) -> BrainReport:
     """Everything that the report shows. One more trial is run, on a copy of the brain, to draw its spikes."""
     brain = task.brain
+    health = brain.diagnostics()
     return BrainReport(
         title=f"The {brain.spec.name} brain learns {_task_name(task)}",
         subtitle=(
@@ -39,8 +41,8 @@ def brain_report(task: CueActionTask, session: TaskRun, *, target: float | None 
         ),
         curve=learning_curve_of(task, target),
         raster=_raster(task),
-        graph=_graph(brain),
-        workers=_workers(brain),
+        graph=_graph(brain, health),
+        workers=_workers(health),
         facts=_facts(task, session),
     )
 
@@ -89,13 +91,12 @@ def _outcome(trial: Trial) -> str:
     return "reward" if trial.reward else "no reward"
 
 
-def _graph(brain: Brain) -> RegionGraph:
+def _graph(brain: Brain, health: Diagnostics) -> RegionGraph:
     lowered = brain.lowered
-    health = brain.diagnostics().regions
     seconds = max(brain.time_ms * 1e-3, 1e-9)
     counts = brain.spike_totals()
     nodes = tuple(
-        GraphNode(name, built.kind, sum(one.n for one in built.populations.values()), health[name].rate_hz)
+        GraphNode(name, built.kind, sum(one.n for one in built.populations.values()), health.regions[name].rate_hz)
         for name, built in lowered.regions.items()
     )
     edges: dict[tuple[str, str], GraphEdge] = {}
@@ -111,9 +112,9 @@ def _graph(brain: Brain) -> RegionGraph:
     return RegionGraph(nodes, tuple(edges.values()))
 
 
-def _workers(brain: Brain) -> tuple[WorkerLoad, ...]:
+def _workers(health: Diagnostics) -> tuple[WorkerLoad, ...]:
     loads = []
-    for one in brain.diagnostics().workers:
+    for one in health.workers:
         waiting = one.shares["waiting"]
         busy = max(0.0, 1.0 - waiting) if any(one.shares.values()) else 0.0
         loads.append(
