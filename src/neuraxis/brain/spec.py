@@ -1,8 +1,9 @@
 """The description of a brain: data that a TOML file can hold.
 
-A description runs nothing and imports no code of the user's. The structs themselves check nothing, so that parts can be
-put together in any order; `neuraxis.brain.checks` checks the whole, and whatever passes can be written to a file and
-read back as it was. What only a built region knows (which ports and populations it has) is checked where regions are built.
+A description runs nothing and imports no code of the user's. The structs themselves check nothing, so that parts can
+be put together in any order; `neuraxis.brain.checks` checks the whole, and whatever passes can be written to a file
+and read back as it was. What only a built region knows (which ports and populations it has) is checked where regions
+are built.
 
 Names are made of letters, digits, `_` and `-`. Where a pathway starts and ends is the name of a region ("cortex"), of
 a region's port ("cortex.L4e") or, at its start only, of a sensor or effector.
