@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.crew import CREWS, Crew
+from tests.crew.nursery import close_nurseries, nursery
 
 _SEGMENT = re.compile(r"/neuraxis-[^/-]+-[0-9a-f]{16}")
 
@@ -51,6 +52,15 @@ def _cuda_device() -> bool:
 
 
 # --- crews ---
+
+
+@pytest.fixture(scope="session")
+def nurseries() -> Iterator[None]:
+    """What ranks are forked of; there from before the first test that forks until the last."""
+    for torch in (False, True):
+        nursery(torch).start()
+    yield
+    close_nurseries()
 
 
 @pytest.fixture(scope="session", params=CREWS, ids=lambda crew: f"{crew[0]}-{crew[1]}")

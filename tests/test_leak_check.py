@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -49,24 +50,26 @@ import numpy as np
 from neuraxis.comm.arena import Segment
 
 kept = []
-
-
-def test_it():
 """
 
 
-SLOW_HEAD = """
+SLOW = """
 import pytest
 
 
 @pytest.mark.slow
 def test_it():
+    pass
 """
 
 
-def run_pytest(folder: Path, body: str, *options: str, head: str = HEAD) -> tuple[int, str]:
+def function(name: str, body: str) -> str:
+    return f"\n\ndef test_{name}():\n" + textwrap.indent(textwrap.dedent(body), "    ")
+
+
+def run_pytest(folder: Path, content: str, *options: str) -> tuple[int, str]:
     file = folder / "test_it.py"
-    file.write_text(head + textwrap.indent(textwrap.dedent(body), "    "))
+    file.write_text(content)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *options, str(file)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -79,19 +82,27 @@ def run_pytest(folder: Path, body: str, *options: str, head: str = HEAD) -> tupl
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-def test_what_is_left_behind_fails_the_test(leak: str, tmp_path: Path) -> None:
-    code, output = run_pytest(tmp_path, LEAKS[leak], "--grace=0.1")
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest says of a file with a test for each leak."""
+    functions = "".join(function(name, body) for name, body in LEAKS.items())
+    code, output = run_pytest(tmp_path_factory.mktemp("leaks"), HEAD + functions, "--grace=0.1")
     assert code == 1, output
-    assert "left behind" in output
-    assert f"{SAYS.get(leak, leak)}: " in output
-    assert "1 passed, 1 error" in output  # the test itself is well; what it leaves is not
+    # The tests themselves are well; what they leave is not.
+    assert f"{len(LEAKS)} passed, {len(LEAKS)} errors" in output
+    return output
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_is_left_behind_fails_the_test(leak: str, leaking: str) -> None:
+    story = re.search(rf"^_+ ERROR at teardown of test_{leak} _+$(.*?)^[_=]{{3}}", leaking, re.MULTILINE | re.DOTALL)
+    assert story, leaking
+    assert "left behind" in story[1]
+    assert f"{SAYS.get(leak, leak)}: " in story[1]
 
 
 def test_what_is_cleaned_up_passes(tmp_path: Path) -> None:
-    code, output = run_pytest(
-        tmp_path,
-        """
+    body = """
         child = subprocess.Popen([sys.executable, "-c", "pass"])
         child.wait()
         thread = threading.Thread(target=int)
@@ -99,14 +110,14 @@ def test_what_is_cleaned_up_passes(tmp_path: Path) -> None:
         socket.create_server(("127.0.0.1", 0)).close()
         open(os.devnull).close()
         Segment.create(4096, 4096).close()
-        """,
-    )
+        """
+    code, output = run_pytest(tmp_path, HEAD + function("it", body))
     assert code == 0, output
 
 
 def test_a_slow_test_runs_only_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: slow\n    gpu: gpu\n")
     for options, outcome in (((), "1 skipped"), (("--slow",), "1 passed")):
-        code, output = run_pytest(tmp_path, "pass", *options, head=SLOW_HEAD)
+        code, output = run_pytest(tmp_path, SLOW, *options)
         assert code == 0, output
         assert outcome in output

@@ -21,13 +21,19 @@ __all__ = [
     "LaunchTimeout",
     "LineClosed",
     "LineTimeout",
+    "MeshClosed",
+    "MeshError",
     "NeuraxisError",
+    "NobodyServes",
+    "NodeGone",
     "NotInitialized",
     "NotSerializable",
     "PeerLost",
     "RankFailed",
     "RendezvousError",
     "RendezvousTimeout",
+    "RequestFailed",
+    "RequestTimeout",
     "ShardFailed",
     "SimulationClosed",
     "SpecError",
@@ -303,4 +309,39 @@ class LineTimeout(NeuraxisError, TimeoutError):
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         self.ranks = ranks
+        super().__init__(message)
+
+
+# --- on the mesh --------------------------------------------------------------------------------------
+
+
+class MeshError(NeuraxisError, ConnectionError):
+    """The mesh cannot be reached, or not in the way that was asked for; the text says why and what to do."""
+
+
+class MeshClosed(MeshError):
+    """A node was used after it was closed."""
+
+
+class NodeGone(MeshError):
+    """A node that was asked is not on the mesh, or left while it was answering. `node` is its name."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        self.node = node
+        super().__init__(message)
+
+
+class NobodyServes(MeshError, LookupError):
+    """A node that was asked is there, and serves nothing under that topic."""
+
+
+class RequestTimeout(MeshError, TimeoutError):
+    """A node that was asked is there, and has not answered in time."""
+
+
+class RequestFailed(MeshError, RuntimeError):
+    """What serves a request raised; the text is what it said. `kind` is the name of its exception."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        self.kind = kind
         super().__init__(message)

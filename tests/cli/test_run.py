@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from neuraxis.brain import Brain, default_brain, read_spec, write_spec
@@ -113,6 +114,74 @@ def test_as_a_command_on_two_workers_it_gives_the_same(here, capsys):
     assert len(read_spikes("spikes.h5")["cortex.L4e"][0]) > 0
 
 
+# --- ranks ---
+
+
+def launched(*words, ranks=2):
+    """The command that has ranks run a brain; each word after it is the brain's."""
+    launcher = [sys.executable, "-m", "neuraxis", "launch", "-n", str(ranks), "--no-prefix", "--grace", "20"]
+    return [*launcher, "-m", "neuraxis", "run", *map(str, words)]
+
+
+def test_ranks_that_were_launched_give_the_same_and_one_of_them_tells(here, capsys):
+    words = ["brain.toml", "--task", "cue-action", "--trials", 1, "--json"]
+    expected = answer(capsys, *words[:-1])
+    kept = ["--html", "report.html", "--record", "spikes.h5", "--checkpoint", "state"]
+    done = subprocess.run(
+        launched(*words, *kept, "--lockstep", "shm"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["fingerprint"], found["accuracy"], found["workers"]) == (
+        expected["fingerprint"],
+        expected["accuracy"],
+        2,
+    )
+    assert "The small brain learns 4 cues to 4 actions" in Path("report.html").read_text()
+    assert len(read_spikes("spikes.h5")["cortex.L4e"][0]) > 0
+    # The state goes on in one process.
+    longer = answer(capsys, *words[:3], "--trials", 2)
+    again = answer(capsys, *words[:3], "--trials", 2, "--checkpoint", "state", "--resume")
+    assert again["fingerprint"] == longer["fingerprint"]
+
+
+def test_ctrl_c_ends_all_ranks_at_the_same_step_and_keeps_the_state(here, capsys):
+    words = ["brain.toml", "--stimulus", "cues.csv", "--checkpoint", "state"]
+    with subprocess.Popen(
+        launched(*words, "--time-ms", 10_000_000, "--lockstep", "shm"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert "<Brain 'small'" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.count("interrupted at ") == 1
+    reached = float(err.split("interrupted at ")[1].split(" ms")[0])
+    assert out.splitlines()[-1].startswith("fingerprint ")
+    expected = answer(capsys, *words[:3], "--time-ms", reached + 10)
+    found = answer(capsys, *words, "--time-ms", reached + 10, "--resume")
+    assert found["fingerprint"] == expected["fingerprint"]
+
+
+def test_a_rank_that_is_killed_ends_the_others(here):
+    with subprocess.Popen(
+        launched("brain.toml", "--time-ms", 10_000_000, "--lockstep", "shm"), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert "<Brain 'small'" in process.stderr.readline()
+        ranks = [one for one in psutil.Process(process.pid).children(recursive=True) if "run" in one.cmdline()]
+        (second,) = [one for one in ranks if one.environ().get("RANK") == "1"]
+        second.kill()
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert out == ""
+    assert "neuraxis run: rank 1 " in err
+    assert "rank 1 (pid" in err
+
+
 # --- what it keeps ---
 
 
@@ -212,6 +281,14 @@ def test_a_file_to_start_from(here, capsys):
         (["brain.toml", "--seed", "-1"], "--seed=-1"),
         (["brain.toml", "--workers", "none"], "--workers none"),
         (["brain.toml", "--workers", "3", "--sequential"], "--workers 3 and --sequential"),
+        (
+            ["brain.toml", "--lockstep", "gloo"],
+            "--lockstep gloo: is for ranks that run the same command: neuraxis launch -n 4 -m neuraxis run brain.toml",
+        ),
+        (["brain.toml", "--lockstep", "mpi"], "--lockstep mpi: is for ranks that run the same command: mpirun -n 4 "),
+        (["brain.toml", "--lockstep", "shm", "--workers", "2"], "--lockstep shm: the ranks run the brain: not with"),
+        (["brain.toml", "--lockstep", "shm", "--sequential"], "--lockstep shm: the ranks run the brain: not with"),
+        (["brain.toml", "--lockstep", "shm", "--on-worker-loss", "restart"], "--on-worker-loss restart: not with"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(here, capsys, words, message):

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.crew.nursery import Forked, nursery
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -55,7 +57,11 @@ def rank_environment(rank: int, size: int, port: int, job: str) -> dict[str, str
 
 
 class Ranks:
-    """Started ranks; a context manager that leaves none behind."""
+    """Started ranks; a context manager that leaves none behind.
+
+    They are forked of a nursery, which has torch loaded if so told. With a `command` to start them by, or variables
+    in `env` (which may be read while modules load), each is a new Python.
+    """
 
     def __init__(
         self,
@@ -63,10 +69,11 @@ class Ranks:
         size: int,
         *arguments: Any,
         env: dict[str, str] | None = None,
-        command: Callable[[int], list[str]] = lambda rank: [],
+        command: Callable[[int], list[str]] | None = None,
         only: list[int] | None = None,
         port: int | None = None,
         job: str | None = None,
+        torch: bool = False,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="neuraxis-test-"))
         self.folder.chmod(0o777)  # a rank may be another user
@@ -75,15 +82,21 @@ class Ranks:
         job = secrets.token_hex(8) if job is None else job
         call = pickle.dumps((function.__module__, function.__qualname__, arguments))
         (self.folder / "call").write_bytes(call)
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | Forked] = {}
         for rank in only if only is not None else range(size):
             environment = {**os.environ, **rank_environment(rank, size, port, job), **(env or {})}
-            with (self.folder / f"{rank}.log").open("wb") as log:
+            log = self.folder / f"{rank}.log"
+            if command is None and env is None:
+                here = nursery(torch)
+                here.load(function.__module__)
+                self.processes[rank] = here.fork(__name__, "_main", (self.folder, rank), environment, log)
+                continue
+            with log.open("wb") as output:
                 self.processes[rank] = subprocess.Popen(
-                    [*command(rank), sys.executable, "-m", "tests.comm.ranks", str(self.folder), str(rank)],
+                    [*(command(rank) if command else ()), sys.executable, "-m", __name__, str(self.folder), str(rank)],
                     env=environment,
                     cwd=ROOT,
-                    stdout=log,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                 )
 
@@ -121,7 +134,9 @@ class Ranks:
             raise AssertionError(f"no rank came to {name!r} within {timeout} s\n{logs}")
 
     def _outcome(self, rank: int) -> Outcome:
-        outcome = Outcome(self.processes[rank].returncode, output=self.output(rank))
+        status = self.processes[rank].returncode
+        assert status is not None
+        outcome = Outcome(status, output=self.output(rank))
         path = self.folder / f"{rank}.result"
         if path.exists():
             outcome.finished, outcome.value, outcome.error = pickle.loads(path.read_bytes())

@@ -148,7 +148,7 @@ def test_killed_in_the_middle_of_a_long_call(pattern: str) -> None:
 
 def test_killed_under_gloo() -> None:
     """gloo's own error names nobody; ours names the rank and its signal where the rank was on this host."""
-    with Ranks(_survive, SIZE, "all_reduce", 1, 2, 1000, False, "gloo") as ranks:
+    with Ranks(_survive, SIZE, "all_reduce", 1, 2, 1000, False, "gloo", torch=True) as ranks:
         outcomes = ranks.outcomes()
     for rank in (0, 2):
         assert outcomes[rank].error is None, outcomes[rank].output
@@ -287,7 +287,7 @@ def _disagree(backend: str, cases: list[tuple[str, str]], port: int) -> list[tup
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_calls_that_do_not_match_name_both_sides(backend: str) -> None:
     cases = list(MISMATCHES.values())
-    outcomes = run_ranks(_disagree, SIZE, backend, cases, free_port())
+    outcomes = run_ranks(_disagree, SIZE, backend, cases, free_port(), torch=backend == "gloo")
     for rank, seen in enumerate(outcomes):
         for (usual, other), (mine, theirs, who) in zip(cases, seen, strict=True):
             assert (mine, theirs) == ((other, usual) if rank == 1 else (usual, other))

@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from tests.crew.nursery import Forked, nursery
+
 __all__ = ["BACKENDS", "CREWS", "Crew", "CrewError"]
 
 SIZES = (1, 2, 3, 5)
@@ -46,7 +48,7 @@ class Crew:
         self.broken = False
         self.generation = 0  # how often it was started
         self._folder: Path | None = None
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Forked] = []
         self._family: list[psutil.Process] = []
         self._connections: dict[int, Any] = {}
 
@@ -194,7 +196,14 @@ class Crew:
         )
         for rank in range(self.size):
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes.append(self._popen(command, own))
+            if self.backend == "local":  # as over mpi: a new Python, in which torch comes when it is needed, or never
+                self._processes.append(self._popen(command, own))
+                continue
+            assert self._folder is not None
+            here = nursery(torch=True)
+            self._processes.append(
+                here.fork("tests.crew.worker", "main", (address, self.backend), own, self._folder / "output")
+            )
 
     def _popen(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         assert self._folder is not None

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from neuraxis.errors import InvalidType
-from neuraxis.launch import run
+from tests.comm.ranks import run_ranks
 from tests.torch.groups import process_group
 
 DTYPES = [
@@ -29,7 +29,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_pattern(size: int) -> None:
-    assert run(_every_pattern, size, timeout=60) == [None] * size
+    assert run_ranks(_every_pattern, size, torch=True) == [None] * size
 
 
 def _every_pattern() -> None:

@@ -4,91 +4,71 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-
-from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, ForkedProcess, PeerLost
-from neuraxis.launch import run
-from tests.torch.groups import process_group
-
-# Ranks are started by hand here: a launcher would end the survivors of a rank that dies.
-KILLED = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
-from neuraxis.errors import PeerLost
-from tests.torch.groups import assert_nothing_left
-import neuraxis.torch
 
-torch.set_num_threads(1)
-dist.init_process_group("shm")
-rank = dist.get_rank()
-calls = {  # each in a group of its own, because a failed group stays failed
-    "async": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
-    "future": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future().wait(),
-    "functional": lambda group: functional.all_reduce(torch.ones(4), "sum", group) + 1,
-    "receive": lambda group: dist.recv(torch.ones(4), 2, group=group),
-    "some ranks": lambda group: dist.all_reduce(torch.ones(4), group=group),
-    "ddp": lambda group: model(torch.ones(2, 4)).sum().backward(),
-    "sync": lambda group: dist.all_reduce(torch.ones(4), group=group),
-}
-groups = {name: dist.new_group([0, 2] if name == "some ranks" else [0, 1, 2]) for name in calls}
-model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups["ddp"])
-calls["ddp"](None)
-calls["functional"](groups["functional"])
-dist.barrier()
-if rank == 2:
-    os.kill(os.getpid(), signal.SIGKILL)
-for name, call in calls.items():
-    if name == "some ranks" and rank == 1:
-        continue
-    started = time.monotonic()
-    try:
-        call(groups[name])
-    except PeerLost as error:
-        took = time.monotonic() - started
-        assert error.rank == 2 and error.signal == signal.SIGKILL, (name, error)
-        print(f"{name}: {took:.3f}", flush=True)
-dist.destroy_process_group()
-assert_nothing_left()
-"""
+from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, ForkedProcess, PeerLost
+from tests.comm.ranks import Ranks, run_ranks
+from tests.torch.groups import assert_nothing_left, process_group
+
 NOTICED_WITHIN_S = 3.0  # a second is promised; the rest is for a machine with more to do than cores
 
 
 def test_a_killed_rank_is_peer_lost_in_every_kind_of_call() -> None:
-    here = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED],
-            env={**here, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    outputs = [process.communicate(timeout=100) for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0, -signal.SIGKILL], outputs
+    with Ranks(_lose_the_last, 3, torch=True) as ranks:
+        outcomes = ranks.outcomes(timeout=100)
+    story = [outcome.output for outcome in outcomes]
+    assert [outcome.status for outcome in outcomes] == [0, 0, -signal.SIGKILL], story
     for rank, count in ((0, 7), (1, 6)):
-        took = dict(line.split(": ") for line in outputs[rank][0].splitlines())
-        assert len(took) == count, outputs[rank]
-        assert max(map(float, took.values())) < NOTICED_WITHIN_S, took
+        took = outcomes[rank].value
+        assert len(took) == count, story
+        assert max(took.values()) < NOTICED_WITHIN_S, took
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _lose_the_last() -> dict[str, float]:
+    """What the survivors of rank 2 made of each call: how long it took until they were told."""
+    torch.set_num_threads(1)
+    dist.init_process_group("shm")
+    rank = dist.get_rank()
+    calls: dict[str, Callable[[Any], object]] = {  # each in a group of its own, because a failed group stays failed
+        "async": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
+        "future": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future().wait(),
+        "functional": lambda group: functional.all_reduce(torch.ones(4), "sum", group) + 1,
+        "receive": lambda group: dist.recv(torch.ones(4), 2, group=group),
+        "some ranks": lambda group: dist.all_reduce(torch.ones(4), group=group),
+        "ddp": lambda group: model(torch.ones(2, 4)).sum().backward(),
+        "sync": lambda group: dist.all_reduce(torch.ones(4), group=group),
+    }
+    groups = {name: dist.new_group([0, 2] if name == "some ranks" else [0, 1, 2]) for name in calls}
+    model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups["ddp"])
+    calls["ddp"](None)
+    calls["functional"](groups["functional"])
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    took = {}
+    for name, call in calls.items():
+        if name == "some ranks" and rank == 1:
+            continue
+        started = time.monotonic()
+        with pytest.raises(PeerLost) as caught:
+            call(groups[name])
+        took[name] = time.monotonic() - started
+        assert (caught.value.rank, caught.value.signal) == (2, signal.SIGKILL), (name, caught.value)
+    dist.destroy_process_group()
+    assert_nothing_left()
+    return took
 
 
 def test_groups_end_and_begin_again() -> None:
-    assert run(_again, 2, timeout=60) == [None] * 2
+    assert run_ranks(_again, 2, torch=True) == [None] * 2
 
 
 def _again() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from neuraxis.launch import run
+from tests.comm.ranks import run_ranks
 from tests.torch.groups import process_group
 
 STEPS = 4
@@ -66,7 +66,7 @@ def _assert_close(state: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_ddp_trains_as_one_process_on_the_whole_batch() -> None:
-    assert run(_ddp, 3, timeout=60) == [None] * 3
+    assert run_ranks(_ddp, 3, torch=True) == [None] * 3
 
 
 def _ddp() -> None:
@@ -91,7 +91,7 @@ def _ddp() -> None:
 
 
 def test_ddp_with_hooks_that_call_the_group_from_callbacks() -> None:
-    assert run(_ddp_hooks, 2, timeout=60) == [None] * 2
+    assert run_ranks(_ddp_hooks, 2, torch=True) == [None] * 2
 
 
 def _ddp_hooks() -> None:
@@ -117,7 +117,7 @@ def _ddp_hooks() -> None:
 
 def test_fsdp2_trains_as_one_process_on_the_whole_batch() -> None:
     # Three ranks share 16 and 4 rows unequally.
-    assert run(_fsdp2, 3, timeout=60) == [None] * 3
+    assert run_ranks(_fsdp2, 3, torch=True) == [None] * 3
 
 
 def _fsdp2() -> None:
@@ -139,8 +139,8 @@ def _fsdp2() -> None:
 
 
 def test_checkpoint_saved_by_two_ranks_is_loaded_by_three(tmp_path: Path) -> None:
-    run(_save, 2, str(tmp_path), timeout=60)
-    run(_load, 3, str(tmp_path), timeout=60)
+    run_ranks(_save, 2, str(tmp_path), torch=True)
+    run_ranks(_load, 3, str(tmp_path), torch=True)
 
 
 def _state() -> dict[str, Any]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError
 from neuraxis.execution import Simulation
-from neuraxis.execution.executor import WorkerStatus
+from neuraxis.execution.executor import Executor, WorkerStatus
 from neuraxis.execution.tensors import lowered
 from neuraxis.launch.interrupts import Interrupts
 from neuraxis.network.arguments import near, number, one_of, positive, whole
@@ -41,6 +41,8 @@ from neuraxis.network.grid import to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["Activity", "Brain"]
+
+Value = TypeVar("Value")
 
 _log = logging.getLogger("neuraxis.brain")
 
@@ -72,6 +74,8 @@ class Brain:
     Args:
         spec: the description; see `neuraxis.brain.spec`, `Brain.from_file`, `BrainBuilder` and `Config`.
         workers: how many processes; 1 runs in this one, "auto" takes as many cores as pay. Results are the same.
+        executor: who runs it, instead of `workers`. With a LockstepExecutor every rank makes the same brain and calls
+            the same methods of it; see `agree` for what could differ between ranks.
         batch_tolerance_ms: events of so much time are given to a user's own region in one call.
         on_worker_loss: "raise", or "restart" from the last state saved on the way, with the same result.
         checkpoint_every_ms: how much model time there is between two such states, at least.
@@ -87,6 +91,7 @@ class Brain:
         spec: BrainSpec,
         *,
         workers: int | str = 1,
+        executor: Executor | None = None,
         batch_tolerance_ms: float = 0.1,
         on_worker_loss: str = "raise",
         checkpoint_every_ms: float | None = None,
@@ -110,18 +115,21 @@ class Brain:
             for population in network.populations:
                 network.record(population, "spikes")
         self.workers_reason = ""
+        if executor is not None:
+            if workers not in (1, executor.workers):
+                raise InvalidArgument(f"workers={workers!r}: the executor given has {executor.workers}")
+            workers = executor.workers
         if workers == "auto":
             workers, self.workers_reason = auto_workers(self._lowered)
             _log.info("workers='auto': %s", self.workers_reason)
         workers = whole(workers, "workers", 1)
-        placement = (
-            place_regions(network, workers, self._lowered.groups, whole=self._lowered.kept_whole)
-            if workers > 1
-            else None
-        )
+        placement = None
+        if workers > 1 and not (executor is not None and executor.placement):
+            placement = place_regions(network, workers, self._lowered.groups, whole=self._lowered.kept_whole)
         self._simulation = Simulation(
             network,
             workers,
+            executor=executor,
             record_to=record_to,
             progress=progress,
             residents=self._lowered.residents,
@@ -131,7 +139,8 @@ class Brain:
             if checkpoint_every_ms is None
             else positive(checkpoint_every_ms, "checkpoint_every_ms"),
         )
-        self._balance = balance and workers > 1
+        self._movable = workers > 1 and executor is None
+        self._balance = balance and self._movable
         self._look_again_at = to_steps(_FIRST_LOOK_MS, spec.dt_ms, "time")
         self._progress = progress
         self._run_seconds = 0.0
@@ -180,7 +189,8 @@ class Brain:
         `input` is for the only sensor, or a dict by name. For each sensor: one number for each group or neuron (0 is
         its background, 1 its full rate), or an array of spikes with a row for each step and a column for each
         neuron. A sensor that is not named is silent but for its background. For a user's own region: anything
-        (an array, a tensor), which it gets as data. Tensors may be on any device.
+        (an array, a tensor), which it gets as data. The same by a name that begins with "sensor/": then all users' own
+        regions get it whose pathways admit that name. Tensors may be on any device.
         """
         before = self._simulation.counters()
         steps = self._step(input, n_timesteps, self._progress)
@@ -203,7 +213,7 @@ class Brain:
         stimulus = as_stimulus(self.spec, [one.name for one in self._lowered.residents], input, steps)
         if self.steps + steps > LARGEST_STEP:
             raise InvalidArgument(f"n_timesteps={steps}: a brain has {LARGEST_STEP:,} steps at most")
-        for data in stimulus.data.values():
+        for data in (*stimulus.data.values(), *stimulus.outside.values()):
             lowered(data)  # raises where they cannot travel
         for name, rates_hz in stimulus.rates_hz.items():
             self._set_rates(name, rates_hz)
@@ -211,6 +221,10 @@ class Brain:
             self._simulation.inject(f"{name}.cells", (self.steps + 1 + at) * self.spec.dt_ms, ids)
         for name, data in stimulus.data.items():
             self._simulation.give(name, data)
+        for source, data in stimulus.outside.items():
+            for resident in self._lowered.residents:
+                if resident.admits_data_of(source):
+                    self._simulation.give(resident.name, data, source)
         self._advance(steps, progress)
         return steps
 
@@ -335,6 +349,15 @@ class Brain:
         return self._simulation.workers
 
     @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks to people; all but one do not, where each has the brain."""
+        return self._simulation.leads
+
+    def agree(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives in the process that leads, known to all that have this brain: the time, what a user did."""
+        return self._simulation.agree(make)
+
+    @property
     def neuron_count(self) -> int:
         return self._lowered.network.neuron_count
 
@@ -436,7 +459,7 @@ class Brain:
 
     def rebalance(self) -> bool:
         """Spread the regions over the workers by the load that was measured; whether anything was moved."""
-        if self.workers == 1:
+        if not self._movable:
             return False
         network = self._lowered.network
         load = measured_load(self._lowered, self._simulation)

@@ -22,6 +22,7 @@ import numpy as np
 
 from neuraxis.brain.checks import Checker, validate
 from neuraxis.brain.spec import (
+    DATA_TOPIC,
     PYTHON_KIND,
     BrainSpec,
     EffectorSpec,
@@ -59,17 +60,26 @@ class BrainBuilder:
         return validate(self._spec, self._spec.name, self._kinds)
 
     def sensor(
-        self, name: str, neurons: int, *, groups: int = 1, rate_hz: float = 100.0, background_hz: float = 0.0
+        self,
+        name: str,
+        neurons: int,
+        *,
+        groups: int = 1,
+        rate_hz: float = 100.0,
+        background_hz: float = 0.0,
+        key: str | None = None,
     ) -> Self:
-        """Add a sensor: neurons in equal groups, each of which fires as its input says."""
-        sensor = _make(SensorSpec, neurons=neurons, groups=groups, rate_hz=rate_hz, background_hz=background_hz)
+        """Add a sensor: neurons in equal groups, each of which fires as its input says; see `SensorSpec`."""
+        sensor = _make(
+            SensorSpec, neurons=neurons, groups=groups, rate_hz=rate_hz, background_hz=background_hz, key=key
+        )
         return self._add("sensors", name, sensor, self._check.sensor)
 
-    def region(self, name: str, kind: str, *, device: str = "cpu", **config: Any) -> Self:
-        """Add a region of a kind, with the kind's settings as keywords."""
+    def region(self, name: str, kind: str, *, device: str = "cpu", roles: Iterable[str] = (), **config: Any) -> Self:
+        """Add a region of a kind, with the kind's settings as keywords; `roles` are those of `RegionSpec`."""
         if kind == PYTHON_KIND:
             raise InvalidArgument(f"kind={kind!r}: a region of your own is added by python_region")
-        region = _make(RegionSpec, kind=kind, device=device, config=config)
+        region = _make(RegionSpec, kind=kind, device=device, roles=[*roles], config=config)
         return self._add("regions", name, region, self._check.region)
 
     def python_region(
@@ -82,6 +92,8 @@ class BrainBuilder:
         tick_ms: float | None = None,
         config: Mapping[str, Any] | None = None,
         device: str = "cpu",
+        topic: str = DATA_TOPIC,
+        roles: Iterable[str] = (),
     ) -> Self:
         """Add a region of your own.
 
@@ -92,6 +104,8 @@ class BrainBuilder:
             groups: into how many equal parts these are divided, for topographic pathways.
             tick_ms: how often it is called; None: when there are events.
             config: what `create` is given.
+            topic: where on the mesh its data travel: "<region>/<topic>".
+            roles: what it can be asked for on the mesh; none: its own name.
         """
         region = _make(
             RegionSpec,
@@ -100,6 +114,8 @@ class BrainBuilder:
             neurons=neurons,
             groups=groups,
             tick_ms=tick_ms,
+            topic=topic,
+            roles=[*roles],
             device=device,
             config=dict(config or {}),
         )
@@ -119,7 +135,10 @@ class BrainBuilder:
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Add a pathway from a region, port or sensor to a region or port; see `PathwaySpec`."""
+        """Add a pathway from a region, port or sensor to a region or port; see `PathwaySpec`.
+
+        To a region of your own also from data outside the brain: "sensor/thermal", "sensor/*".
+        """
         pathway = _make(
             PathwaySpec,
             source=source,
@@ -171,6 +190,12 @@ class BrainBuilder:
         except TypeError as error:
             raise InvalidType(f"reward: {error}") from None
         self._spec = msgspec.structs.replace(self._spec, reward=self._check.reward(reward))
+        return self
+
+    def default_node(self, region: str) -> Self:
+        """Say which region is asked on the mesh when no live node has the role that was asked for."""
+        self._check.default_node(region)
+        self._spec = msgspec.structs.replace(self._spec, default_node=region)
         return self
 
     @property

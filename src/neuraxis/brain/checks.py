@@ -10,6 +10,7 @@ from typing import NoReturn
 import msgspec
 
 from neuraxis.brain.spec import (
+    DATA_TOPIC,
     PYTHON_KIND,
     BrainSpec,
     EffectorSpec,
@@ -23,10 +24,12 @@ from neuraxis.brain.spec import (
     as_spec,
     convert,
     is_device,
+    is_outside,
     split_port,
     typed,
 )
 from neuraxis.errors import SpecError
+from neuraxis.execution.admission import why_no_expression
 from neuraxis.network.arguments import near
 from neuraxis.network.delays import HIGHEST_CONSTANT_STEPS
 from neuraxis.network.grid import STEP_TOLERANCE
@@ -38,6 +41,8 @@ __all__ = ["Checker", "validate"]
 LARGEST_WHOLE_NUMBER = 2**64
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_TOPIC = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_TAKEN_TOPICS = ("spikes", "health")  # every region's own, on the mesh
 _IDENTIFIER = r"[^\W\d]\w*"
 _IMPORTABLE = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
 
@@ -96,6 +101,11 @@ class Checker:
         self._name(self._spec.name, "name")
         self._between(self._spec.seed, "seed", 0, LARGEST_SEED)
         self._positive(self._spec.dt_ms, "dt_ms")
+        if self._spec.default_node is not None:
+            self.default_node(self._spec.default_node)
+
+    def default_node(self, name: str) -> None:
+        self._known(name, self._spec.regions, "default_node", "region")
 
     def region(self, name: str, region: RegionSpec) -> RegionSpec:
         field = f"regions.{name}"
@@ -105,6 +115,10 @@ class Checker:
         if not is_device(region.device):
             self._fail(f"{field}.device", f"{region.device!r} is no device; say 'cpu', 'cuda' or 'cuda:0'")
         self._plain(region.config, f"{field}.config")
+        for index, role in enumerate(region.roles):
+            self._name(role, f"{field}.roles[{index}]")
+            if role in region.roles[:index]:
+                self._fail(f"{field}.roles[{index}]", f"{role!r} is there already")
         if region.kind == PYTHON_KIND:
             self._python_region(field, region)
             return region
@@ -113,6 +127,8 @@ class Checker:
         for only in ("create", "neurons", "groups", "tick_ms"):
             if getattr(region, only) is not None:
                 self._fail(f"{field}.{only}", f"only a region of kind {PYTHON_KIND!r} has it, not {region.kind!r}")
+        if region.topic != DATA_TOPIC:
+            self._fail(f"{field}.topic", f"only a region of kind {PYTHON_KIND!r} has it, not {region.kind!r}")
         return region
 
     def _python_region(self, field: str, region: RegionSpec) -> None:
@@ -128,6 +144,15 @@ class Checker:
                 self._fail(f"{field}.groups", f"{region.neurons or 1} neurons cannot form {region.groups} equal groups")
         if region.tick_ms is not None:
             self._delay(region.tick_ms, f"{field}.tick_ms")
+        self._topic(region.topic, f"{field}.topic")
+
+    def _topic(self, topic: str, field: str) -> None:
+        if not _TOPIC.fullmatch(topic):
+            self._fail(
+                field, f"{topic!r}: a topic is made of letters (a to z), digits, '_', '-' and '.', with '/' between"
+            )
+        if topic in _TAKEN_TOPICS:
+            self._fail(field, f"{topic!r}: every region has this topic already; choose another")
 
     def sensor(self, name: str, sensor: SensorSpec) -> SensorSpec:
         field = f"sensors.{name}"
@@ -141,6 +166,8 @@ class Checker:
         self._positive(sensor.rate_hz, f"{field}.rate_hz")
         if not 0 <= sensor.background_hz < math.inf:
             self._fail(f"{field}.background_hz", f"{sensor.background_hz:g}: must be 0 or more")
+        if sensor.key is not None:
+            self._expression(sensor.key, f"{field}.key")
         return sensor
 
     def rhythm(self, name: str, rhythm: RhythmSpec) -> RhythmSpec:
@@ -203,7 +230,10 @@ class Checker:
         """The pathway at an index; `others` are the labels of those before it."""
         field = f"pathways[{index}]"
         pathway = typed(pathway, PathwaySpec, self._where, field)
-        self._source(pathway.source, f"{field}.source")
+        if is_outside(pathway.source):
+            self._outside(pathway, field)
+        else:
+            self._source(pathway.source, f"{field}.source")
         self._target(pathway.target, f"{field}.target")
         self._delay(pathway.delay_ms, f"{field}.delay_ms", f" ({pathway.label})")
         if pathway.name is not None:
@@ -242,6 +272,22 @@ class Checker:
         region = spec.regions.get(name)
         if region is not None and region.kind == PYTHON_KIND and region.neurons is None:
             self._fail(field, f"region {name!r} has no outputs: its description does not say how many neurons it has")
+
+    def _outside(self, pathway: PathwaySpec, field: str) -> None:
+        """A pathway that starts at data from outside the brain."""
+        self._expression(pathway.source, f"{field}.source")
+        region = self._spec.regions.get(split_port(pathway.target)[0])
+        if region is not None and region.kind != PYTHON_KIND:
+            self._fail(
+                f"{field}.source",
+                f"{pathway.source!r}: data reach regions of kind {PYTHON_KIND!r}, and {pathway.target!r} is one of "
+                f'neurons; declare a sensor with key = "{pathway.source}" and a pathway from it',
+            )
+
+    def _expression(self, text: str, field: str) -> None:
+        self._plain(text, field)
+        if reason := why_no_expression(text):
+            self._fail(field, f"{text!r} is no key expression: {reason}")
 
     def _target(self, target: str, field: str) -> None:
         name, _ = self._end(target, field)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from neuraxis.brain.models.sources import rate_source
 from neuraxis.brain.region import Afferent, BuiltRegion, Region
-from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, PathwaySpec, RegionSpec, split_port
+from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, PathwaySpec, RegionSpec, is_outside, split_port
 from neuraxis.errors import NeuraxisError, SpecError
+from neuraxis.execution.admission import Admission
 from neuraxis.execution.resident import Hearing, Resident
 from neuraxis.network import Network, Population, Projection
 from neuraxis.network.grid import to_steps
@@ -42,6 +43,7 @@ class Lowered:
 
     Attributes:
         regions: by name, sensors and effectors included, in the order of their populations.
+        pathways: those within the brain; what comes from outside is in the residents' `admits`.
         residents: the users' own regions.
     """
 
@@ -103,6 +105,8 @@ def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowere
     hears: dict[str, list[Hearing]] = {name: [] for name in spec.regions}
     pathways = []
     for index, pathway in enumerate(spec.pathways):
+        if is_outside(pathway.source):
+            continue
         try:
             pathways.append(_connect(network, spec, pathway, built, made, hears))
         except SpecError:
@@ -110,7 +114,7 @@ def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowere
         except NeuraxisError as error:
             raise SpecError(str(error), where, f"pathways[{index}] ({pathway.label})") from error
     residents = tuple(
-        _resident(name, region, built[name], hears[name], spec.dt_ms, batch_steps)
+        _resident(spec, name, region, built[name], hears[name], batch_steps)
         for name, region in spec.regions.items()
         if region.kind == PYTHON_KIND
     )
@@ -191,7 +195,7 @@ def _connect(
 
 
 def _resident(
-    name: str, region: RegionSpec, built: BuiltRegion, hears: list[Hearing], dt_ms: float, batch_steps: int
+    spec: BrainSpec, name: str, region: RegionSpec, built: BuiltRegion, hears: list[Hearing], batch_steps: int
 ) -> Resident:
     assert region.create is not None
     resident = Resident(
@@ -201,9 +205,14 @@ def _resident(
         mark=built.populations[MARK].index,
         config=region.config,
         hears=tuple(hears),
+        admits=tuple(
+            Admission(pathway.source, to_steps(pathway.delay_ms, spec.dt_ms, "delay_ms"))
+            for pathway in spec.admissions()
+            if split_port(pathway.target)[0] == name
+        ),
         batch_steps=batch_steps,
         device=region.device,
     )
     if region.tick_ms is not None:
-        resident = replace(resident, tick_steps=to_steps(region.tick_ms, dt_ms, "tick_ms"))
+        resident = replace(resident, tick_steps=to_steps(region.tick_ms, spec.dt_ms, "tick_ms"))
     return resident

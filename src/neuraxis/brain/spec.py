@@ -6,7 +6,8 @@ and read back as it was. What only a built region knows (which ports and populat
 are built.
 
 Names are made of letters, digits, `_` and `-`. Where a pathway starts and ends is the name of a region ("cortex"), of
-a region's port ("cortex.L4e") or, at its start only, of a sensor or effector.
+a region's port ("cortex.L4e") or, at its start only, of a sensor or effector. A pathway to a user's own region may also
+start at a key expression that begins with "sensor/" ("sensor/*"): data from outside the brain whose name it includes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from neuraxis.errors import SpecError
 from neuraxis.network.arguments import near
 
 __all__ = [
+    "DATA_TOPIC",
+    "OUTSIDE",
     "PYTHON_KIND",
     "BrainSpec",
     "EffectorSpec",
@@ -36,11 +39,14 @@ __all__ = [
     "as_spec",
     "convert",
     "is_device",
+    "is_outside",
     "split_port",
     "typed",
 ]
 
 PYTHON_KIND = "python"  # the kind of a region that a user's own function makes
+DATA_TOPIC = "data"  # on which topic the data of such a region travel, if its description does not say
+OUTSIDE = "sensor/"  # what the name of data from outside the brain begins with
 
 Kinds = Mapping[str, type[RegionConfig]]
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -61,6 +67,8 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         neurons: for kind "python", how many outputs it has; None if it sends nothing.
         groups: for kind "python", into how many equal parts these are divided, for topographic pathways.
         tick_ms: for kind "python", how often it is called; None: when there are events.
+        topic: for kind "python", where on the mesh its data travel: "<region>/<topic>".
+        roles: what it can be asked for on the mesh; none: its own name.
         device: "cpu", "cuda" or "cuda:0".
         config: the settings of the kind, or what a user's own callable takes.
     """
@@ -70,6 +78,8 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     neurons: int | None = None
     groups: int | None = None
     tick_ms: float | None = None
+    topic: str = DATA_TOPIC
+    roles: tuple[str, ...] = ()
     device: str = "cpu"
     config: dict[str, Any] = {}
 
@@ -137,12 +147,14 @@ class SensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         rate_hz: the rate at an input of 1.
         background_hz: the rate at an input of 0.
+        key: on the mesh, the key expression of the messages that are its input; None: "sensor/<name>".
     """
 
     neurons: int
     groups: int = 1
     rate_hz: float = 100.0
     background_hz: float = 0.0
+    key: str | None = None
 
 
 class EffectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -186,11 +198,15 @@ class RewardSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A whole brain, in steps of `dt_ms`; everything random in it is drawn from `seed`."""
+    """A whole brain, in steps of `dt_ms`; everything random in it is drawn from `seed`.
+
+    `default_node` is the region that is asked on the mesh when no live node has the role that was asked for.
+    """
 
     name: str
     seed: int = 1
     dt_ms: float = 0.1
+    default_node: str | None = None
     regions: dict[str, RegionSpec] = {}
     pathways: tuple[PathwaySpec, ...] = ()
     rhythms: dict[str, RhythmSpec] = {}
@@ -198,6 +214,19 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sensors: dict[str, SensorSpec] = {}
     effectors: dict[str, EffectorSpec] = {}
     reward: RewardSpec = RewardSpec()
+
+    def roles_of(self, region: str) -> tuple[str, ...]:
+        """What a region can be asked for on the mesh."""
+        return self.regions[region].roles or (region,)
+
+    def key_of(self, sensor: str) -> str:
+        """The key expression, relative to the mesh, of the messages that are a sensor's input."""
+        key = self.sensors[sensor].key
+        return f"{OUTSIDE}{sensor}" if key is None else key
+
+    def admissions(self) -> list[PathwaySpec]:
+        """The pathways by which data come from outside the brain."""
+        return [pathway for pathway in self.pathways if is_outside(pathway.source)]
 
 
 _TABLES: dict[str, type[msgspec.Struct]] = {
@@ -213,6 +242,11 @@ def split_port(end: str) -> tuple[str, str]:
     """The region (or sensor) and the port of a pathway's end; the port is "" where none is named."""
     name, _, port = end.partition(".")
     return name, port
+
+
+def is_outside(source: str) -> bool:
+    """Whether a pathway's start, or the name of an input, is data from outside the brain."""
+    return source.startswith(OUTSIDE)
 
 
 def is_device(text: str) -> bool:

@@ -9,28 +9,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.brain.spec import BrainSpec, SensorSpec
+from neuraxis.brain.spec import BrainSpec, SensorSpec, is_outside
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.execution.admission import Admission, is_concrete
 from neuraxis.network.arguments import near
 
-__all__ = ["Stimulus", "as_stimulus"]
+__all__ = ["Stimulus", "as_stimulus", "sensor_rates"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Stimulus:
-    """Rates of every sensor's cells, spikes (steps from the first of the stretch, ids), and data for users' regions."""
+    """Rates of every sensor's cells, spikes (steps from the first of the stretch, ids), and data for users' regions.
+
+    `outside` are data by their name ("sensor/thermal"), for all users' regions that admit it.
+    """
 
     rates_hz: dict[str, Floats]
     spikes: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    outside: dict[str, Any] = field(default_factory=dict)
 
 
 def as_stimulus(spec: BrainSpec, python_regions: Sequence[str], given: Any, steps: int) -> Stimulus:
     """The stimulus that `Brain.forward` was given, for a stretch of `steps`."""
     inputs = _by_name(spec, python_regions, given)
-    stimulus = Stimulus({}, {}, {name: data for name, data in inputs.items() if name in python_regions})
+    stimulus = Stimulus(
+        {},
+        {},
+        {name: data for name, data in inputs.items() if name in python_regions},
+        {name: data for name, data in inputs.items() if is_outside(name)},
+    )
     for name, sensor in spec.sensors.items():
         stimulus.rates_hz[name] = np.full(sensor.neurons, sensor.background_hz)
         if name not in inputs:
@@ -53,9 +63,27 @@ def _by_name(spec: BrainSpec, python_regions: Sequence[str], given: Any) -> dict
             raise InvalidArgument(f"input: a dict by sensor is expected; the brain's sensors are: {names}")
         return {next(iter(spec.sensors)): given}
     for name in given:
-        if name not in spec.sensors and name not in python_regions:
+        if isinstance(name, str) and is_outside(name):
+            _check_outside(spec, name)
+        elif name not in spec.sensors and name not in python_regions:
             raise InvalidArgument(f"input: no sensor {name!r}; {near(str(name), [*spec.sensors, *python_regions])}")
     return dict(given)
+
+
+def _check_outside(spec: BrainSpec, name: str) -> None:
+    if not is_concrete(name):
+        raise InvalidArgument(f"input: {name!r}: a name is expected, as 'sensor/thermal', without '*'")
+    expressions = [pathway.source for pathway in spec.admissions()]
+    if not any(Admission(expression, 0).includes(name) for expression in expressions):
+        raise InvalidArgument(
+            f"input: no pathway admits {name!r}; those that begin outside the brain begin at: "
+            f"{', '.join(dict.fromkeys(expressions)) or 'none'}"
+        )
+
+
+def sensor_rates(value: Any, name: str, sensor: SensorSpec) -> Floats:
+    """The rates of a sensor's cells for an input to it: a number for each group or neuron."""
+    return _rates(_as_array(value, f"input[{name!r}]"), name, sensor)
 
 
 def _rates(array: Floats, name: str, sensor: SensorSpec) -> Floats:

@@ -26,9 +26,18 @@ for _name, _target, _help in (
     ("patterns", "neuraxis.cli.patterns:patterns", "Run every communication pattern and show what moved."),
     ("launch", "neuraxis.cli.launch:launch", "Start, supervise and restart the ranks of a script."),
     ("bench", "neuraxis.cli.bench:app", "Measure, side by side with the peers that are installed."),
+    ("node", "neuraxis.cli.node:node", "Run one region of a brain as a node of the mesh."),
+    ("nodes", "neuraxis.cli.nodes:nodes", "Who is on the mesh."),
+    ("topics", "neuraxis.cli.topics:topics", "What is said on the mesh, by whom and how often."),
+    ("echo", "neuraxis.cli.echo:echo", "Print messages of the mesh as they come."),
+    ("hz", "neuraxis.cli.hz:hz", "Measure how often messages come, and how evenly."),
+    ("pub", "neuraxis.cli.pub:pub", "Publish a value on the mesh by hand."),
+    ("router", "neuraxis.cli.router:router", "Run a router, through which nodes on several machines meet."),
+    ("mesh", "neuraxis.cli.mesh:app", "Keys for a mesh beyond this machine, and who may do what."),
     ("doctor", "neuraxis.cli.doctor:doctor", "What is usable here, and what to do about the rest."),
 ):
-    app.command(_target, name=_name, help=_help)
+    # The line is for the list of commands; a command that is called tells more about itself.
+    app.command(_target, name=_name, **({} if sys.argv[1:2] == [_name] else {"help": _help}))
 
 
 def main() -> None:

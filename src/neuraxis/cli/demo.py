@@ -9,7 +9,18 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.brain_options import brain_workers, check_page, tell_first_time, tell_interrupt
+from neuraxis.cli.brain_options import (
+    Lockstep,
+    brain_workers,
+    check_page,
+    is_told_here,
+    lockstep_ranks,
+    mesh_nodes,
+    tell_error,
+    tell_first_time,
+    tell_interrupt,
+)
+from neuraxis.cli.mesh_options import MeshOptions
 from neuraxis.errors import NeuraxisError
 from neuraxis.network.arguments import whole
 
@@ -40,6 +51,14 @@ _EPILOGUE = """Examples:
   The right actions change half way:
     neuraxis demo --task reversal --trials 600
 
+  As ranks that exchange spikes by collectives; the fingerprint is the
+  same (under MPI: mpirun -n 4 neuraxis demo --lockstep mpi):
+    neuraxis launch -n 4 -m neuraxis demo --lockstep gloo
+
+  As nodes of a mesh, one for each region, which find each other; the
+  fingerprint is the same:
+    neuraxis demo --mesh
+
   For a program:
     neuraxis demo --json | jq .accuracy
 
@@ -56,10 +75,13 @@ def _demo(
     *,
     workers: str | None = None,
     sequential: Annotated[bool, Parameter(negative=())] = False,
+    lockstep: Lockstep | None = None,
+    mesh: Annotated[bool, Parameter(negative=())] = False,
     trials: int = 300,
     seed: int = 1,
     task: Literal["cue-action", "delayed", "reversal"] = "cue-action",
     html: Path = Path("neuraxis-demo.html"),
+    how: MeshOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Let the default brain learn.
@@ -70,6 +92,10 @@ def _demo(
         How many processes, or "auto"; by default as many as there are cores.
     sequential
         Run in this process alone.
+    lockstep
+        Run as ranks that a launcher has started, over this backend.
+    mesh
+        Run each region as a node of the mesh, in a process of its own; they exchange spikes over Zenoh.
     trials
         How many trials.
     seed
@@ -82,29 +108,38 @@ def _demo(
     as_json
         Print one JSON object instead of text.
     """
-    from neuraxis.brain import Brain
+    from neuraxis.brain import Brain, default_brain
     from neuraxis.brain.tasks import CueActionTask
     from neuraxis.observe.brain_report.page import write_report
     from neuraxis.observe.brain_session import run_task
     from neuraxis.observe.demo import brain_report
 
+    here = is_told_here(lockstep)
     try:
         whole(trials, "--trials", 1)
         whole(seed, "--seed", 0)
-        check_page(html)
-        tell_first_time()
-        with Brain.default(seed=seed, workers=brain_workers(workers, sequential), progress=None) as brain:
-            if not as_json:
-                print(f"{brain!r}: {brain.workers_reason or 'learning ' + task}", file=sys.stderr)
-            learned = CueActionTask(
-                brain, delayed=task == "delayed", reverse_at=trials // 2 if task == "reversal" else None
-            )
-            session = run_task(learned, trials)
-            write_report(brain_report(learned, session, target=_TARGETS[task]), html)
-            fingerprint, workers_used, neurons = brain.fingerprint(), brain.workers, brain.neuron_count
+        processes = brain_workers(workers, sequential, lockstep=lockstep, mesh=mesh)
+        with lockstep_ranks(lockstep, "demo") as ranks:
+            if mesh:
+                ranks = mesh_nodes(default_brain(seed), how or MeshOptions())
+            ranks.agree(lambda: check_page(html))
+            if ranks.leads:
+                tell_first_time()
+            with Brain.default(seed, workers=processes, executor=ranks.executor, progress=ranks.progress) as brain:
+                if ranks.leads and not as_json:
+                    print(f"{brain!r}: {brain.workers_reason or 'learning ' + task}", file=sys.stderr)
+                learned = CueActionTask(
+                    brain, delayed=task == "delayed", reverse_at=trials // 2 if task == "reversal" else None
+                )
+                session = run_task(learned, trials, progress=ranks.progress, stop=ranks.stop)
+                report = brain_report(learned, session, target=_TARGETS[task])
+                if brain.leads:
+                    write_report(report, html)
+                fingerprint, workers_used, neurons = brain.fingerprint(), brain.workers, brain.neuron_count
     except (NeuraxisError, OSError) as error:
-        print(f"neuraxis demo: {error}", file=sys.stderr)
-        return 2
+        return tell_error("demo", error, here)
+    if not here:
+        return 130 if session.interrupted else 0
     answer = {
         "accuracy": session.accuracy,
         "trials": session.trials,

@@ -35,6 +35,9 @@ _EPILOGUE = """Examples:
   A module, as in python -m:
     neuraxis launch -n 2 -m package.train
 
+  A brain, whose regions are spread over the ranks:
+    neuraxis launch -n 4 -m neuraxis run brain.toml --lockstep gloo
+
   Start all again after a failure, up to three times. NEURAXIS_RESTART
   counts, and the script goes on from its own checkpoint:
     neuraxis launch -n 4 --max-restarts 3 train.py

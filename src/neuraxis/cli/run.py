@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.brain_options import brain_workers, check_page, tell_first_time, tell_interrupt
+from neuraxis.cli.brain_options import (
+    Lockstep,
+    Ranks,
+    brain_workers,
+    check_page,
+    is_told_here,
+    lockstep_ranks,
+    make_importable,
+    mesh_nodes,
+    tell_error,
+    tell_first_time,
+    tell_interrupt,
+)
+from neuraxis.cli.mesh_options import MeshOptions
 from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.network.arguments import positive, whole
 
 if TYPE_CHECKING:
     from neuraxis.brain import Brain
+    from neuraxis.brain.spec import BrainSpec
     from neuraxis.brain.stimulus_file import StimulusFile
 
 __all__ = ["run"]
@@ -43,10 +57,25 @@ _EPILOGUE = """Examples:
   Show it something, and keep all spikes:
     neuraxis run brain.toml --stimulus cues.csv --record spikes.h5
 
+  As ranks that exchange spikes by collectives: on one host, on two (the
+  same on the other one, with --node-rank 1), under MPI. What is the
+  brain's own comes after "run"; rank 0 prints and writes files:
+    neuraxis launch -n 4 -m neuraxis run brain.toml --lockstep gloo
+    neuraxis launch -n 4 --nodes 2 --node-rank 0 --master-addr 10.0.0.1 \\
+        -m neuraxis run brain.toml --lockstep gloo
+    mpirun -n 4 neuraxis run brain.toml --lockstep mpi
+
+  As nodes of a mesh, one for each region, on this machine or several; the
+  result is the same, and a region that dies harms no other:
+    neuraxis run brain.toml --mesh --time-ms 2000
+    neuraxis run brain.toml --mesh --remote cortex --connect tcp/127.0.0.1:7447
+    neuraxis run brain.toml --mesh --clock realtime --time-ms 10000
+
 A stimulus is a CSV file with the columns start_ms, stop_ms, sensor, group
 and value (sensor "reward" delivers one), or a SONATA file of spikes of
 sensors. A brain's file may name Python code of yours to run (kind =
-"python"): run only files that you trust.
+"python", a module beside the file or installed): run only files that you
+trust.
 
 Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
 when Ctrl-C ended it early."""
@@ -67,6 +96,12 @@ def _run(
     time_ms: float | None = None,
     workers: str | None = None,
     sequential: Annotated[bool, Parameter(negative=())] = False,
+    lockstep: Lockstep | None = None,
+    mesh: Annotated[bool, Parameter(negative=())] = False,
+    clock: Literal["lockstep", "realtime"] = "lockstep",
+    remote: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    patience_s: float = 1.0,
+    region_states: Path | None = None,
     on_worker_loss: Literal["raise", "restart"] = "raise",
     seed: int | None = None,
     record: Path | None = None,
@@ -74,6 +109,7 @@ def _run(
     resume: Annotated[bool, Parameter(negative=())] = False,
     html: Path | None = None,
     write: Path | None = None,
+    how: MeshOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Run a brain.
@@ -94,6 +130,19 @@ def _run(
         How many processes, or "auto"; by default as many as pay.
     sequential
         Run in this process alone.
+    lockstep
+        Run as ranks that a launcher has started, over this backend.
+    mesh
+        Start a node of the mesh for each region, in a process of its own; they exchange spikes over Zenoh.
+    clock
+        With --mesh: lockstep (the result is that of one process), or realtime (each region follows the wall clock).
+    remote
+        With --mesh: a region whose node runs elsewhere (neuraxis node), and is waited for; may be said several times.
+    patience_s
+        With --mesh: a region that has said nothing for so long is silence to the others, until it comes back.
+    region_states
+        With --mesh: a folder in which each region keeps states of its own, to be started again from
+        (neuraxis node --checkpoint FOLDER --resume).
     on_worker_loss
         When a worker process dies: raise, or restart from a state kept on the way, with the same result.
     seed
@@ -116,7 +165,13 @@ def _run(
     from neuraxis.brain import Brain, default_brain, read_spec, write_spec
     from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
 
+    here = is_told_here(lockstep)
     try:
+        processes = brain_workers(workers, sequential, "auto", lockstep, mesh)
+        _check_mesh(mesh, clock, remote, region_states, on_worker_loss, task, stimulus, checkpoint, record)
+        if lockstep is not None and on_worker_loss == "restart":
+            raise InvalidArgument("--on-worker-loss restart: not with --lockstep; see neuraxis launch --max-restarts")
+        make_importable(file)
         spec = default_brain() if file is None else read_spec(file)
         if seed is not None:
             spec = msgspec.structs.replace(spec, seed=whole(seed, "--seed", 0))
@@ -125,28 +180,39 @@ def _run(
             write_spec(spec, write)
             print(f"wrote {write}")
             return 0
-        _check(task, stimulus, time_ms, trials, checkpoint, resume, html, record)
-        shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, spec)
-        if time_ms is None:
-            time_ms = shown.steps * spec.dt_ms if stimulus is not None else 1000.0
-        tell_first_time()
-        with Brain(
-            spec,
-            workers=brain_workers(workers, sequential, "auto"),
-            on_worker_loss=on_worker_loss,
-            record_to=record,
-            progress=None,
-            where=None if file is None else str(file),
-        ) as brain:
-            if not as_json:
-                print(f"{brain!r}{': ' * bool(brain.workers_reason)}{brain.workers_reason}", file=sys.stderr)
-            if task is not None:
-                answer, interrupted = _learn(brain, task, trials, checkpoint, resume, html)
-            else:
-                answer, interrupted = _play(brain, shown, time_ms, checkpoint, resume)
+        if clock == "realtime":
+            return _run_by_the_clock(spec, file, time_ms, remote, patience_s, region_states, how, as_json)
+        with lockstep_ranks(lockstep, f"run {file or ''}".rstrip()) as ranks:
+            if mesh:
+                ranks = mesh_nodes(
+                    spec, how or MeshOptions(), "" if file is None else str(file), remote=remote,
+                    patience_s=positive(patience_s, "--patience-s"), checkpoint=region_states,
+                )  # fmt: skip
+            ranks.agree(lambda: _check(task, stimulus, time_ms, trials, checkpoint, resume, html, record))
+            shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, spec)
+            if time_ms is None:
+                time_ms = shown.steps * spec.dt_ms if stimulus is not None else 1000.0
+            if ranks.leads:
+                tell_first_time()
+            with Brain(
+                spec,
+                workers=processes,
+                executor=ranks.executor,
+                on_worker_loss=on_worker_loss,
+                record_to=record,
+                progress=ranks.progress,
+                where=None if file is None else str(file),
+            ) as brain:
+                if ranks.leads and not as_json:
+                    print(f"{brain!r}{': ' * bool(brain.workers_reason)}{brain.workers_reason}", file=sys.stderr)
+                if task is not None:
+                    answer, interrupted = _learn(brain, ranks, task, trials, checkpoint, resume, html)
+                else:
+                    answer, interrupted = _play(brain, ranks, shown, time_ms, checkpoint, resume)
     except (NeuraxisError, OSError) as error:
-        print(f"neuraxis run: {error}", file=sys.stderr)
-        return 2
+        return tell_error("run", error, here)
+    if not here:
+        return 130 if interrupted else 0
     if as_json:
         print(json.dumps(answer))
     else:
@@ -178,8 +244,55 @@ def _check(
         raise InvalidArgument(f"--resume: there is no folder {checkpoint}")
 
 
+def _check_mesh(
+    mesh: bool, clock: str, remote: tuple[str, ...], region_states: Path | None, on_worker_loss: str,
+    task: str | None, stimulus: Path | None, checkpoint: Path | None, record: Path | None,
+) -> None:  # fmt: skip
+    """Refuse what means nothing off the mesh, or on it."""
+    given = {"--clock realtime": clock == "realtime", "--remote": bool(remote), "--region-states": region_states}
+    if not mesh:
+        for option, there in given.items():
+            if there:
+                raise InvalidArgument(f"{option}: is for nodes of the mesh: say --mesh")
+        return
+    if on_worker_loss == "restart":
+        raise InvalidArgument(
+            "--on-worker-loss restart: not with --mesh, where others go on; start the region again with neuraxis node "
+            "--resume (see --region-states)"
+        )
+    if clock == "realtime" and (task or stimulus or checkpoint or record):
+        raise InvalidArgument(
+            "--clock realtime: nobody drives the regions: not with --task, --stimulus, --checkpoint or --record; "
+            "sensors hear their keys (neuraxis pub), and --region-states keeps states"
+        )
+
+
+def _run_by_the_clock(
+    spec: BrainSpec, file: Path | None, time_ms: float | None, remote: tuple[str, ...], patience_s: float,
+    region_states: Path | None, how: MeshOptions | None, as_json: bool,
+) -> int:  # fmt: skip
+    from neuraxis.brain.mesh import region_setups
+    from neuraxis.network.grid import to_steps
+    from neuraxis.observe.mesh_run import print_stories, run_by_the_clock
+
+    options = how or MeshOptions()
+    until = to_steps(positive(1000.0 if time_ms is None else time_ms, "--time-ms"), spec.dt_ms, "--time-ms")
+    tell_first_time()
+    setups = region_setups(
+        spec, "" if file is None else str(file), mesh=options.mesh_name, topology=options.topology("driver").as_data(),
+        clock="realtime", stays=True, patience_s=positive(patience_s, "--patience-s"),
+        checkpoint=None if region_states is None else str(region_states.resolve()),
+    )  # fmt: skip
+    stories, interrupted = run_by_the_clock(setups, until, spec.dt_ms, remote)
+    if as_json:
+        print(json.dumps(stories))
+    else:
+        print_stories(stories, spec.dt_ms)
+    return tell_interrupt(interrupted, "before its time was over")
+
+
 def _learn(
-    brain: Brain, name: str, trials: int, checkpoint: Path | None, resume: bool, html: Path | None
+    brain: Brain, ranks: Ranks, name: str, trials: int, checkpoint: Path | None, resume: bool, html: Path | None
 ) -> tuple[dict[str, Any], bool]:
     from neuraxis.brain.tasks import CueActionTask
     from neuraxis.observe.brain_report.page import write_report
@@ -189,9 +302,11 @@ def _learn(
     task = CueActionTask(brain, delayed=name == "delayed", reverse_at=trials // 2 if name == "reversal" else None)
     if resume and checkpoint is not None:
         task.restore(brain.load_checkpoint(checkpoint))
-    session = run_task(task, trials, checkpoint=checkpoint)
+    session = run_task(task, trials, checkpoint=checkpoint, progress=ranks.progress, stop=ranks.stop)
     if html is not None:
-        write_report(brain_report(task, session), html)
+        report = brain_report(task, session)
+        if brain.leads:
+            write_report(report, html)
     answer = {
         "task": name,
         "trials": session.trials,
@@ -203,11 +318,12 @@ def _learn(
 
 
 def _play(
-    brain: Brain, shown: StimulusFile, time_ms: float, checkpoint: Path | None, resume: bool
+    brain: Brain, ranks: Ranks, shown: StimulusFile, time_ms: float, checkpoint: Path | None, resume: bool
 ) -> tuple[dict[str, Any], bool]:
     from neuraxis.execution.progress import ProgressLine, run_text
     from neuraxis.launch.interrupts import Interrupts
     from neuraxis.network.grid import to_steps
+    from neuraxis.observe.brain_session import agreed_wishes
 
     dt_ms = brain.spec.dt_ms
     at = 0
@@ -216,13 +332,17 @@ def _play(
     until = to_steps(time_ms, dt_ms, "--time-ms")
     interrupted, piece, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), at
     begun = saved = time.monotonic()
-    with ProgressLine("running", max(1, until), None) as line:
+    with ProgressLine("running", max(1, until), ranks.progress) as line:
         try:
             while at < until:
                 with Interrupts():
                     shown.play(brain, at, min(until, at + piece))
                     at = min(until, at + piece)
-                if checkpoint is not None and time.monotonic() - saved >= _SAVE_EVERY_S:
+                is_asked, is_old = agreed_wishes(brain, ranks.stop, saved, _SAVE_EVERY_S)
+                if is_asked:
+                    interrupted = True
+                    break
+                if checkpoint is not None and is_old:
                     brain.save_checkpoint(checkpoint, {"played": at})
                     saved = time.monotonic()
                 line.update(at, run_text(at * dt_ms, (at - started) * dt_ms * 1e-3, time.monotonic() - begun, 0))

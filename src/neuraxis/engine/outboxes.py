@@ -22,7 +22,7 @@ from neuraxis.engine.placement import LONGEST_LAG, Placement, Slice
 from neuraxis.network import Network, RewardSTDP
 from neuraxis.network.grid import to_steps
 
-__all__ = ["LONGEST_LAG", "Listener", "Outboxes", "lags_between", "level_listeners", "longest_delay"]
+__all__ = ["LONGEST_LAG", "Listener", "Outboxes", "lags_between", "level_listeners", "links_between", "longest_delay"]
 
 Lags = NDArray[np.int64]
 
@@ -69,19 +69,19 @@ def level_listeners(network: Network, placement: Placement) -> list[frozenset[in
     return found
 
 
-def lags_between(network: Network, placement: Placement, listeners: Sequence[Listener] = ()) -> Lags:
-    """lags[a, b]: shard a can run step t when shard b has completed step t - lags[a, b]."""
+def links_between(network: Network, placement: Placement, listeners: Sequence[Listener] = ()) -> Lags:
+    """links[a, b]: the shortest delay with which anything on shard a hears anything of shard b; 0 if nothing does."""
     shards = len(placement)
     holders: list[set[int]] = [set() for _ in network.populations]
     for shard, slices in enumerate(placement):
         for part in slices:
             holders[part.population].add(shard)
-    lags = np.full((shards, shards), LONGEST_LAG, np.int64)
+    links = np.zeros((shards, shards), np.int64)
 
     def hears(listening: Collection[int], population: int, delay_steps: int) -> None:
         for a in listening:
             for b in holders[population]:
-                lags[a, b] = min(lags[a, b], delay_steps)
+                links[a, b] = delay_steps if not links[a, b] else min(links[a, b], delay_steps)
 
     for projection in network.projections:
         hears(holders[projection.post.index], projection.pre.index, network.delay_bounds_steps(projection)[0])
@@ -91,6 +91,13 @@ def lags_between(network: Network, placement: Placement, listeners: Sequence[Lis
         hears(following[one.modulator.index], one.population.index, delay)
     for listener in listeners:
         hears({listener.shard}, listener.population, listener.delay_steps)
+    return links
+
+
+def lags_between(network: Network, placement: Placement, listeners: Sequence[Listener] = ()) -> Lags:
+    """lags[a, b]: shard a can run step t when shard b has completed step t - lags[a, b]."""
+    links = links_between(network, placement, listeners)
+    lags: Lags = np.where(links == 0, LONGEST_LAG, np.minimum(links, LONGEST_LAG))
     return lags
 
 

@@ -486,6 +486,12 @@ class Shard:
         for row in self.slice_rows:
             _set_currents(row, self.pulse_rows, step + 1)
 
+    def jump(self, step: int) -> None:
+        """Go on after `step` with the neurons as they are: nothing was emitted in the steps that are left out."""
+        self._history_offsets[:] = 0
+        self.schedule_again(step)
+        self.resume(step)
+
     # --- to act on while running ------------------------------------------------------------------------------
 
     def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:

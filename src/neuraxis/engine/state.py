@@ -24,7 +24,17 @@ from neuraxis.engine.plastic_tables import PlasticTable
 from neuraxis.engine.random import GOLDEN, mix
 from neuraxis.engine.shard import Shard
 
-__all__ = ["COUNTS", "STREAM", "Piece", "Saved", "ShardState", "export_state", "install_state", "state_hash"]
+__all__ = [
+    "COUNTS",
+    "STREAM",
+    "Piece",
+    "Saved",
+    "ShardState",
+    "export_state",
+    "install_state",
+    "spikes_heard",
+    "state_hash",
+]
 
 Array = NDArray[np.generic]
 STREAM = "random stream"
@@ -108,8 +118,11 @@ def export_state(shard: Shard) -> ShardState:
     )
 
 
-def install_state(shard: Shard, saved: Saved) -> None:
-    """Put a saved state of the same network into a shard, whatever it did before."""
+def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> None:
+    """Put a saved state of the same network into a shard, whatever it did before.
+
+    `totals`: whether this shard takes over what was counted; by default the first of them does, for all.
+    """
     for part in shard.parts:
         given = saved.neurons(part.part.population, part.part.first, part.part.last)
         for name in part.layout.states:
@@ -124,7 +137,7 @@ def install_state(shard: Shard, saved: Saved) -> None:
     shard.accumulators[:] = 0
     shard._levels[:] = saved.levels
     # Totals are kept by the first shard; the others count from zero.
-    first = shard.me == 0
+    first = shard.me == 0 if totals is None else totals
     shard._spikes[:] = saved.spike_counts if first else 0
     shard.spikes_installed = int(shard._spikes.sum())
     shard.plan[w.P_EVENTS] = saved.events if first else 0
@@ -268,6 +281,21 @@ def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64
             found = box[populations + 1 : populations + 1 + int(box[populations])]
         ids.append(found.astype(np.int64))
         steps.append(np.full(len(found), s))
+    return np.concatenate(steps), np.concatenate(ids)
+
+
+def spikes_heard(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(steps, ids) of the spikes of others that this shard has taken in and may still feel."""
+    now, populations = shard.step, len(shard.network.populations)
+    steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for worker, first in enumerate(shard._history_first):
+        if worker == shard.me:
+            continue
+        for s in range(max(1, now - shard.longest_delay + 1), now - int(shard.lags[worker]) + 1):
+            slot = s % shard.slots
+            found = shard._history_ids[slot, first : first + shard._history_offsets[slot, worker, populations]]
+            ids.append(found.astype(np.int64))
+            steps.append(np.full(len(found), s))
     return np.concatenate(steps), np.concatenate(ids)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from neuraxis.compiled import after_the_first, digest_of_sources
 from neuraxis.engine.generated import cache_folder
 from neuraxis.engine.outboxes import Outboxes
+from neuraxis.engine.packing import warm_up_packing
 from neuraxis.engine.placement import place
 from neuraxis.engine.shard import Shard
 from neuraxis.network import STDP, AllToAll, Network, Normal
@@ -54,3 +55,4 @@ def _run_each_kernel() -> None:
     network.connect(population, population, AllToAll(), 0.1, 1.0, plasticity=STDP.additive(w_max=1.0), name="plastic")
     placement = place(network, 1)
     Shard(network, placement, 0, Outboxes.private(network, placement)).advance(2, 0, 0)
+    warm_up_packing()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.placement import Placement
-from neuraxis.execution.resident import Resident
+from neuraxis.execution.resident import INPUT, Resident
 from neuraxis.network import Network
 
 __all__ = ["BuildReport", "Counters", "Executor", "Recorded", "Samples", "WorkerStatus", "merge_recorded"]
@@ -95,7 +95,7 @@ class Executor(Protocol):
     """Runs a network. After `close`, or an error that ended its workers, it does nothing more."""
 
     workers: int
-    placement: Placement  # which shard has which neurons, once started
+    placement: Placement  # which shard has which neurons; before the start, what is wanted, or () for whatever suits
     leads: bool  # whether this process writes files; False for all but one where each has the same simulation
 
     def start(
@@ -111,8 +111,8 @@ class Executor(Protocol):
     def status(self) -> list[WorkerStatus]:
         """How each worker is doing."""
 
-    def give(self, resident: str, data: Any) -> None:
-        """Data for a resident, which it gets with its next call."""
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        """Data for a resident, which it gets with its next call; those of a source that it admits, after the delay."""
 
     def state_hash(self) -> int:
         """A number for all states and learned weights, the same for any number of shards."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neuraxis.comm import Communicator
-from neuraxis.engine.outboxes import Outboxes, lags_between
-from neuraxis.engine.placement import Placement, place
+from neuraxis.engine.outboxes import LONGEST_LAG, Outboxes, lags_between
+from neuraxis.engine.packing import warm_up_packing
+from neuraxis.engine.placement import Placement, check_placement, place
 from neuraxis.engine.warm import warm_up
-from neuraxis.errors import CheckpointError, InvalidArgument
-from neuraxis.execution.exchange import Exchange
+from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
+from neuraxis.execution.checkpoint import describe_network
+from neuraxis.execution.exchange import Exchange, RankMail, on_all_ranks
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus
-from neuraxis.execution.resident import OwnMail, Resident, listeners
+from neuraxis.execution.resident import Resident, listeners, shard_of
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.network import Network
@@ -30,17 +36,21 @@ class LockstepExecutor(ShardsTogether):
             with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
                 summary = simulation.run(1000.0)  # on all ranks
 
-    Files are written by rank 0. Saved states need a folder that all ranks see. Errors are the communicator's: a rank
-    that dies raises PeerLost on the others.
+    Files are written by rank 0. To go on from a saved state, its folder must be one that all ranks see. Errors are the
+    communicator's: a rank that dies raises PeerLost on the others. A resident that raises does so on all ranks.
+
+    Args:
+        placement: who has which neurons; by default every rank has a part of every large population, and in a brain
+            regions stay whole where that pays.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, placement: Placement | None = None) -> None:
         self.workers = communicator.size
         self.leads = communicator.rank == 0
         self._communicator = communicator
         self._runner: ShardRunner | None = None
         self._exchange: Exchange | None = None
-        self.placement: Placement = ()
+        self.placement: Placement = placement or ()
 
     def start(
         self, network: Network, progress: Callable[[int], None], residents: Sequence[Resident] = ()
@@ -48,23 +58,43 @@ class LockstepExecutor(ShardsTogether):
         if self._runner is not None:
             raise InvalidArgument("executor: it runs a simulation already; make one for each")
         warm_up()
-        self.placement = placement = place(
-            network, self.workers, together=[(one.population, one.mark) for one in residents]
-        )
-        me = self._communicator.rank
+        warm_up_packing()
+        if self.placement:
+            check_placement(network, self.placement, self.workers)
+        else:
+            self.placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
+        self._check_same(network, residents)
+        placement, me = self.placement, self._communicator.rank
         lags = lags_between(network, placement, listeners(residents, placement))
-        lags[:] = lags.min()  # all ranks meet at the same steps
+        apart = ~np.eye(self.workers, dtype=bool)
+        lags[apart] = lags[apart].min(initial=LONGEST_LAG)  # all ranks meet at the same steps
         outboxes = Outboxes.private(network, placement, lags)
-        self._runner = ShardRunner(network, placement, me, outboxes, progress, (0, 0), residents, _RankMail())
-        self._exchange = Exchange(self._runner.shard, self._communicator)
-        return merge_reports(self._gather(self._runner.report()))
+        mail = RankMail(_heard_abroad(residents, placement))
+        answer: Any
+        try:
+            self._runner = ShardRunner(network, placement, me, outboxes, progress, (0, 0), residents, mail)
+            self._exchange = Exchange(self._runner.shard, self._communicator, mail)
+            answer = self._runner.report()
+        except InvalidArgument as error:
+            answer = error  # a resident cannot be made; only the rank where it would live knows
+        return merge_reports(self._answers(answer))
+
+    def _check_same(self, network: Network, residents: Sequence[Resident]) -> None:
+        """Raise on all ranks unless all have the same: files may differ between hosts, and the result would be none."""
+        beside = [[one.name, one.create, one.population, one.mark] for one in residents]
+        mine = [describe_network(network), beside, repr(self.placement)]
+        for rank, theirs in enumerate(everybody := self._gather(mine)):
+            if theirs != everybody[0]:
+                raise on_all_ranks(
+                    InvalidArgument(f"network: rank {rank} was given another one than rank 0; all need the same")
+                )
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
         assert self._runner is not None
         assert self._exchange is not None
         answer: Any
         if command == "advance":
-            answer = self._runner.advance(arguments[0], fetch=self._exchange)
+            answer = self._advance(self._runner, self._exchange, arguments[0])
         else:
             try:
                 answer = getattr(self._runner, command)(*arguments)
@@ -72,11 +102,35 @@ class LockstepExecutor(ShardsTogether):
                 answer = error
         if command == "publish":
             self._exchange.begin_at(self._runner.shard.step)
-        answers = self._gather(answer)
-        for one in answers:
-            if isinstance(one, CheckpointError):
-                raise one
-        return answers
+        return self._answers(answer)
+
+    def _advance(self, runner: ShardRunner, exchange: Exchange, until: int) -> Recorded:
+        try:
+            recorded = runner.advance(until, fetch=exchange)
+        except ShardFailed as error:
+            if not exchange.failed:
+                exchange.end(error)
+            raise
+        exchange.end()
+        return recorded
+
+    def save(self, folder: Path) -> list[str]:
+        """Ranks that do not see the folder, which is rank 0's, send rank 0 what they would write."""
+        if all(self._gather(folder.is_dir())):
+            return super().save(folder)
+        with tempfile.TemporaryDirectory(prefix="neuraxis-save-") as own:
+            name = self._answers(self._saved_to(Path(own)))[self._communicator.rank]
+            content = np.fromfile(Path(own) / name, np.uint8)
+        sent: list[Any] = [None] * self.workers
+        self._communicator.gather_object([name, content], sent if self.leads else None, group_dst=0)
+        return self.agree(lambda: [_write(folder / name, content) for name, content in sent])
+
+    def _saved_to(self, folder: Path) -> str | CheckpointError:
+        assert self._runner is not None
+        try:
+            return self._runner.save(folder)
+        except CheckpointError as error:
+            return error
 
     def agree(self, make: Callable[[], Value]) -> Value:
         """Called on rank 0; where that raises because of a file or an argument, so it does on all."""
@@ -86,14 +140,22 @@ class LockstepExecutor(ShardsTogether):
                 made = [_lowered(make())]
             except (CheckpointError, InvalidArgument) as error:
                 made = [_lowered(error)]
-        self._communicator.broadcast_object_list(made, src=0)
+        self._communicator.broadcast_object_list(made, group_src=0)
         value = _raised(made[0])
         if isinstance(value, CheckpointError | InvalidArgument):
-            raise value
+            raise on_all_ranks(value)
         return value  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._runner = self._exchange = None
+
+    def _answers(self, answer: Any) -> list[Any]:
+        """Every rank's answer; where one of them is an error, all raise it."""
+        answers = self._gather(answer)
+        for one in answers:
+            if isinstance(one, CheckpointError | InvalidArgument):
+                raise on_all_ranks(one)
+        return answers
 
     def _gather(self, answer: Any) -> list[Any]:
         answers: list[Any] = [None] * self.workers
@@ -101,15 +163,23 @@ class LockstepExecutor(ShardsTogether):
         return [_raised(one) for one in answers]
 
 
-class _RankMail(OwnMail):
-    """Ranks exchange spikes and nothing else: data reach residents of the same rank only."""
+def _heard_abroad(residents: Sequence[Resident], placement: Placement) -> set[int]:
+    """The marks of residents that are heard on another rank than their own."""
+    home = {one.mark: shard_of(one, placement) for one in residents}
+    return {
+        hearing.population
+        for one in residents
+        for hearing in one.hears
+        if home.get(hearing.population, shard_of(one, placement)) != shard_of(one, placement)
+    }
 
-    def fetch(self, source: int, step: int) -> Any:
-        if (source, step) not in self.letters:
-            raise InvalidArgument(
-                "data do not travel between ranks: let residents that exchange them run in one process"
-            )
-        return super().fetch(source, step)
+
+def _write(path: Path, content: np.ndarray) -> str:
+    try:
+        content.tofile(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+    return path.name
 
 
 # Answers travel as plain data (nothing is pickled); these are what they are made of.
@@ -124,7 +194,8 @@ def _lowered(value: Any) -> Any:
     if isinstance(value, list):
         return [_lowered(one) for one in value]
     if isinstance(value, CheckpointError | InvalidArgument):
-        return {"kind": type(value).__name__, "text": str(value)}
+        kind = CheckpointError if isinstance(value, CheckpointError) else InvalidArgument
+        return {"kind": kind.__name__, "text": str(value)}
     return value
 
 

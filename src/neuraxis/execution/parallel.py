@@ -20,7 +20,7 @@ from neuraxis.engine.placement import Placement, check_placement, describe_slice
 from neuraxis.errors import CheckpointError, InvalidArgument, LaunchError, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.notes import NOTES_BYTES, Notes
-from neuraxis.execution.resident import Letter, Resident, shard_of
+from neuraxis.execution.resident import INPUT, Letter, Resident, shard_of
 from neuraxis.execution.tensors import lowered
 from neuraxis.execution.together import ShardsTogether, merge_reports
 from neuraxis.execution.worker import Setup, serve
@@ -47,7 +47,6 @@ class ParallelExecutor(ShardsTogether):
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         self.workers = workers
         self._timeout_s = timeout_s
-        self._wanted = placement
         self.placement: Placement = placement or ()
         self._residents: tuple[Resident, ...] = ()
         self._team: Team | None = None
@@ -67,11 +66,11 @@ class ParallelExecutor(ShardsTogether):
                     f"region {one.name!r}: create={one.create!r} cannot be found in a worker process: this program "
                     "is no file that can be imported; put the region into a module"
                 )
-        placement = self._wanted
-        if placement is None:
-            placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
-        else:
+        placement = self.placement
+        if placement:
             check_placement(network, placement, self.workers)
+        else:
+            placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
         try:
             self._team = Team(serve, self.workers, grace_s=1.0)
             return self._build(network, placement, progress)
@@ -152,9 +151,10 @@ class ParallelExecutor(ShardsTogether):
                 raise answer
         return answers
 
-    def give(self, resident: str, data: Any) -> None:
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        # What is heard at once may go as a handle; what has a way to go must outlive it, and be saved on the way.
         on_gpu = any(one.name == resident and one.device != "cpu" for one in self._residents)
-        self.ask("give", resident, lowered(data, share=on_gpu))
+        self.ask("give", resident, lowered(data, share=on_gpu and source == INPUT), source)
 
     def _answers(self) -> list[Any]:
         """One answer of each worker, by rank. Letters that come meanwhile are passed on."""

@@ -24,12 +24,15 @@ from numpy.typing import NDArray
 from neuraxis.engine.outboxes import Listener
 from neuraxis.engine.placement import Placement
 from neuraxis.engine.shard import Shard
-from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
-from neuraxis.execution.tensors import HostTensor, lowered, raised
+from neuraxis.errors import CheckpointError, InvalidArgument, NotSerializable, ShardFailed
+from neuraxis.execution.admission import Admission
+from neuraxis.execution.tensors import HostTensor, lowered, packed, raised, unpacked
 from neuraxis.network import Network
 from neuraxis.network.network import LARGEST_STEP
 
 __all__ = [
+    "INPUT",
+    "Admission",
     "Event",
     "Hearing",
     "Letter",
@@ -43,7 +46,7 @@ __all__ = [
 ]
 
 INPUT = "input"  # the source of what the caller sends
-_LETTER = "<letter>/"  # no region has such a name
+_LETTER, _GIVEN = "<letter>/", "<given>/"  # no region has such a name
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Resident:
         batch_steps: events of so many steps are given in one call.
         tick_steps: it is also called every so many steps with nothing to hear; 0: only when there is something.
         device: where tensors that it is given are to be.
+        admits: which data from outside it hears, besides those that are given to it by name.
     """
 
     name: str
@@ -92,6 +96,10 @@ class Resident:
     batch_steps: int = 1
     tick_steps: int = 0
     device: str = "cpu"
+    admits: tuple[Admission, ...] = ()
+
+    def admits_data_of(self, source: str) -> bool:
+        return any(one.includes(source) for one in self.admits)
 
 
 def listeners(residents: Sequence[Resident], placement: Placement) -> list[Listener]:
@@ -118,6 +126,15 @@ class Letter:
     source: int  # the mark
     step: int
     content: Any
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Data from outside, to be heard in the first call at or after a step."""
+
+    step: int
+    source: str
+    data: Any
 
 
 class Mail(Protocol):
@@ -156,7 +173,7 @@ class Residents:
         self._marks = {one.mark for one in residents}
         self._heard_by_any = {hearing.population for one in residents for hearing in one.hears}
         self._living = [(resident, _make(resident)) for resident in here]
-        self._given: dict[str, list[Any]] = {resident.name: [] for resident in here}
+        self._given: dict[str, list[_Given]] = {resident.name: [] for resident in here}
         self._done = shard.step
         # Steps in which somebody may have to be called; none where nobody hears or ticks.
         self._every = [one.batch_steps for one in here if one.hears] + [
@@ -166,9 +183,8 @@ class Residents:
     def next_stop(self, until: int) -> int:
         """The next step after which residents may have to be called, `until` at the latest."""
         now = self._shard.step
-        if any(self._given.values()):
-            return min(until, now + 1)
-        return min([until, *((now // every + 1) * every for every in self._every)])
+        due = [max(one.step, now + 1) for given in self._given.values() for one in given]
+        return min([until, *due, *((now // every + 1) * every for every in self._every)])
 
     def act(self) -> None:
         """Call those who have something to hear after the present step, or whose turn it is."""
@@ -178,7 +194,7 @@ class Residents:
         self._done = now
         for resident, living in self._living:
             if resident.population in self._shard.silent:
-                self._given[resident.name].clear()
+                self._take_given(resident, now)  # what arrives now is lost on it
                 continue
             events = self._events(resident, now)
             ticks = resident.tick_steps and now % resident.tick_steps == 0
@@ -191,10 +207,21 @@ class Residents:
         for key in [key for key in self._mail.letters if key[1] <= oldest]:
             del self._mail.letters[key]
 
-    def give(self, name: str, data: Any) -> None:
-        """Data from outside, for the next call."""
-        if name in self._given:
-            self._given[name].append(data)
+    def introduce(self, node: Any) -> None:
+        """Tell residents that have an attribute `node` through which node of the mesh they can speak; None: none."""
+        for _, living in self._living:
+            if hasattr(living, "node"):
+                living.node = node
+
+    def give(self, name: str, data: Any, source: str = INPUT) -> None:
+        """Data from outside, for the next call; those of a source that is admitted, after each admission's delay."""
+        if name not in self._given:
+            return
+        delays = [1]
+        if source != INPUT:
+            resident = next(one for one, _ in self._living if one.name == name)
+            delays = [one.delay_steps for one in resident.admits if one.includes(source)]
+        self._given[name] += [_Given(self._shard.step + delay, source, data) for delay in delays]
 
     def _events(self, resident: Resident, now: int) -> list[Event]:
         """What arrived since the last call, in the order of time, then of pathways."""
@@ -211,11 +238,17 @@ class Residents:
                     ids = ids[:0]
                     data = raised(self._mail.fetch(hearing.population, emitted), resident.device)
                 events.append(Event(step * self._dt_ms, ids, hearing.source, data))
-        given, self._given[resident.name] = self._given[resident.name], []
         events += [
-            Event(now * self._dt_ms, np.zeros(0, np.int64), INPUT, raised(one, resident.device)) for one in given
+            Event(now * self._dt_ms, np.zeros(0, np.int64), one.source, raised(one.data, resident.device))
+            for one in self._take_given(resident, now)
         ]
         return events
+
+    def _take_given(self, resident: Resident, now: int) -> list[_Given]:
+        """What was given to a resident and has arrived, in the order in which it was given."""
+        given = self._given[resident.name]
+        self._given[resident.name] = [one for one in given if one.step > now]
+        return [one for one in given if one.step <= now]
 
     def _answer(self, resident: Resident, living: Any, events: list[Event], now: int) -> None:
         if hasattr(living, "signals"):
@@ -272,7 +305,7 @@ class Residents:
         """The states of all residents as arrays, by "name/key"."""
         arrays: dict[str, NDArray[np.generic]] = {}
         for resident, living in self._living:
-            if self._given[resident.name]:
+            if any(one.source == INPUT for one in self._given[resident.name]):
                 raise CheckpointError(f"region {resident.name!r} has not seen all that it was given: run a step first")
             if getattr(living, "stateless", False):
                 continue
@@ -290,7 +323,16 @@ class Residents:
                 if array.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {resident.name!r}: get_state()[{key!r}]: numbers are expected")
                 arrays[f"{resident.name}/{key}"] = array
-        return arrays | self._letters_under_way()
+        return arrays | self._letters_under_way() | self._given_under_way()
+
+    def _given_under_way(self) -> dict[str, NDArray[np.generic]]:
+        """Data from outside that residents of this shard have still to hear."""
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for name, given in self._given.items():
+            for place, one in enumerate(given):
+                content = _packed(one.data, f"region {name!r}: data under way to it")
+                arrays[f"{_GIVEN}{name}/{place}/{one.step}/{one.source}"] = content
+        return arrays
 
     def _letters_under_way(self) -> dict[str, NDArray[np.generic]]:
         """Data that residents of this shard have sent and that somebody may still have to hear."""
@@ -302,7 +344,7 @@ class Residents:
                 kind = (content.dtype or "tensor") if isinstance(content, HostTensor) else "array"
                 values = content.values if isinstance(content, HostTensor) else content
                 if not isinstance(values, np.ndarray | np.generic) or values.dtype.kind not in "biuf":
-                    raise CheckpointError(f"region {here[source]!r}: data under way that are no array cannot be saved")
+                    kind, values = "packed", _packed(content, f"region {here[source]!r}: data that it sent")
                 arrays[f"{_LETTER}{source}/{step}/{kind}"] = np.asarray(values)
         return arrays
 
@@ -316,13 +358,31 @@ class Residents:
                     living.set_state(own)
                 except Exception as error:
                     raise CheckpointError(f"region {resident.name!r}: set_state() raised {error!r}") from error
+        under_way = [key for key in arrays if key.startswith(_GIVEN)]
+        for key in sorted(under_way, key=lambda key: int(key.split("/")[2])):
+            _, name, _, step, source = key.split("/", 4)
+            if name in self._given:
+                self._given[name].append(_Given(int(step), source, unpacked(arrays[key])))
         self._mail.letters.clear()
         for key, array in arrays.items():
             if key.startswith(_LETTER):
                 source, step, kind = key.removeprefix(_LETTER).split("/")
-                tensor = HostTensor(array, "" if kind == "tensor" else kind)
-                self._mail.letters[int(source), int(step)] = array if kind == "array" else tensor
+                self._mail.letters[int(source), int(step)] = _letter(kind, array)
         self._done = self._shard.step
+
+
+def _packed(content: Any, what: str) -> NDArray[np.uint8]:
+    try:
+        return np.frombuffer(packed(content), np.uint8)
+    except NotSerializable as error:
+        raise CheckpointError(f"{what} cannot be saved: {error}") from error
+
+
+def _letter(kind: str, array: NDArray[np.generic]) -> Any:
+    """The content of a saved letter."""
+    if kind == "packed":
+        return unpacked(array)
+    return array if kind == "array" else HostTensor(array, "" if kind == "tensor" else kind)
 
 
 def load_callable(name: str, what: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from neuraxis.engine.state import export_state, install_state, state_hash
 from neuraxis.execution.checkpoint import SavedState, write_shard
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus, merge_recorded
 from neuraxis.execution.notes import peak_memory_bytes
-from neuraxis.execution.resident import Mail, OwnMail, Resident, Residents, listeners
+from neuraxis.execution.resident import INPUT, Mail, OwnMail, Resident, Residents, listeners
 from neuraxis.network import Network
 from neuraxis.network.grid import to_steps
 
@@ -54,16 +54,22 @@ class ShardRunner:
         return BuildReport(shard.static_synapses, shard.plastic_synapses, shard.synapse_bytes, int(shard.clipped[0]))
 
     def advance(
-        self, until: int, check: Callable[[], None] = lambda: None, fetch: Callable[[], None] | None = None
+        self,
+        until: int,
+        check: Callable[[], None] = lambda: None,
+        fetch: Callable[[], None] | None = None,
+        publish: Callable[[], int] | None = None,
     ) -> Recorded:
         """Run to step `until`. While others are late, `check` is called now and then; it may raise.
 
-        Where the others' outboxes do not fill by themselves, `fetch` is called to fill them.
+        Where the others' outboxes do not fill by themselves, `fetch` is called to fill them; where this shard's does
+        not empty by itself, `publish` is called now and then, and says at which step it wants to be called next.
         """
         pieces: list[Recorded] = []
         spikes_before = int(self.shard.spike_counts.sum())
         while self.shard.step < until:
-            self._run_to(self.residents.next_stop(until), pieces, check, fetch)
+            stop = until if publish is None else min(until, publish())
+            self._run_to(self.residents.next_stop(stop), pieces, check, fetch)
             self.residents.act()
         self.residents.forget()
         pieces.append(self._take())
@@ -120,8 +126,8 @@ class ShardRunner:
             busy_ticks=total - ticks["waiting"],
         )
 
-    def give(self, resident: str, data: Any) -> None:
-        self.residents.give(resident, data)
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        self.residents.give(resident, data, source)
 
     def state_hash(self) -> int:
         return state_hash(self.shard)
@@ -168,6 +174,10 @@ class ShardRunner:
         with SavedState(Path(folder), files) as saved:
             install_state(self.shard, saved)
             self.residents.install(saved.residents())
+        self._taken = self.shard.step
+
+    def taken_up(self) -> None:
+        """A state was put into the shard from outside: what was sampled before is not asked for again."""
         self._taken = self.shard.step
 
     def publish(self) -> None:

@@ -14,7 +14,7 @@ from neuraxis.engine.placement import Placement, place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus
-from neuraxis.execution.resident import Resident, listeners
+from neuraxis.execution.resident import INPUT, Resident, listeners
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.tensors import lowered
 from neuraxis.network import Network
@@ -61,8 +61,8 @@ class SequentialExecutor:
     def status(self) -> list[WorkerStatus]:
         return [self._started.status()]
 
-    def give(self, resident: str, data: Any) -> None:
-        self._started.give(resident, lowered(data))
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        self._started.give(resident, lowered(data), source)
 
     def state_hash(self) -> int:
         return self._started.state_hash()

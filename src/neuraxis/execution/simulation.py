@@ -6,17 +6,26 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.placement import Placement, check_placement
-from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, ShardFailed, SimulationClosed
+from neuraxis.errors import (
+    CheckpointError,
+    CollectiveMismatch,
+    InvalidArgument,
+    InvalidType,
+    PeerLost,
+    ShardFailed,
+    SimulationClosed,
+)
+from neuraxis.execution.admission import is_concrete
 from neuraxis.execution.checkpoint import (
     SavedState,
     check_sums,
@@ -31,7 +40,7 @@ from neuraxis.execution.parallel import ParallelExecutor
 from neuraxis.execution.progress import ProgressLine, run_text
 from neuraxis.execution.recording import Recording
 from neuraxis.execution.recovery import ACTIONS, Recovery, private_folder
-from neuraxis.execution.resident import Resident, listeners
+from neuraxis.execution.resident import INPUT, Resident, listeners
 from neuraxis.execution.sequential import SequentialExecutor
 from neuraxis.execution.summary import Summary
 from neuraxis.execution.tensors import lowered
@@ -44,6 +53,8 @@ from neuraxis.network.network import LARGEST_STEP
 from neuraxis.network.population import LARGEST_FLOAT32, LARGEST_INT32
 
 __all__ = ["Simulation"]
+
+Value = TypeVar("Value")
 
 _log = logging.getLogger("neuraxis.simulation")
 
@@ -98,7 +109,9 @@ class Simulation:
         self._closed = False
         self._step = 0
         if placement is not None:
-            check_placement(network, placement, int(workers))
+            check_placement(network, placement, int(workers) if executor is None else executor.workers)
+            if executor is not None:
+                executor.placement = placement
         self._placement = placement
         self._recovery: Recovery | None = None
         if one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")) == "restart":
@@ -235,6 +248,15 @@ class Simulation:
     def workers(self) -> int:
         return self._executor.workers
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks to people; all but one do not, where each has the simulation."""
+        return self._executor.leads
+
+    def agree(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives in the process that leads, known to all that have this simulation."""
+        return self._do("agree", make)  # type: ignore[no-any-return]
+
     def spikes(self, population: Population | str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The recorded spikes of a population: (times in ms, ids within it), in the order of time and id."""
         return self._recording.spikes(self._population(population))
@@ -306,11 +328,17 @@ class Simulation:
         """How each worker is doing: step, memory, spikes in and out, and where its time goes."""
         return self._do("status")  # type: ignore[no-any-return]
 
-    def give(self, resident: str, data: Any) -> None:
-        """Data (an array, a tensor, ...) for a resident, which gets them after the next step."""
-        if resident not in {one.name for one in self._residents}:
-            raise InvalidArgument(f"no resident {resident!r}; {near(resident, [one.name for one in self._residents])}")
-        self._do("give", resident, data)
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        """Data (an array, a tensor, ...) for a resident, which gets them after the next step.
+
+        Data of another `source` ("sensor/thermal") must be admitted by the resident, and arrive after its delay.
+        """
+        known = {one.name: one for one in self._residents}
+        if resident not in known:
+            raise InvalidArgument(f"no resident {resident!r}; {near(resident, list(known))}")
+        if source != INPUT and not (is_concrete(source) and known[resident].admits_data_of(source)):
+            raise InvalidArgument(f"source={source!r}: resident {resident!r} does not admit such data")
+        self._do("give", resident, data, source)
 
     def fingerprint(self) -> str:
         """A hash of every spike so far and of the states and learned weights now.
@@ -445,6 +473,9 @@ class Simulation:
                     self._abandon()
                     raise
                 self._recover(error)
+            except (PeerLost, CollectiveMismatch):
+                self._abandon()
+                raise
 
     def _recover(self, error: ShardFailed) -> None:
         """Start new workers and bring them to where the lost ones were."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.comm.objects import decode, encode
 from neuraxis.errors import InvalidArgument, InvalidType
 
-__all__ = ["HostTensor", "SharedTensor", "lowered", "raised"]
+__all__ = ["HostTensor", "SharedTensor", "lowered", "packed", "raised", "unpacked"]
 
 # What was sent as a handle stays until so many more were sent: the receiver has copied it by then.
 _KEPT: deque[Any] = deque(maxlen=64)
@@ -87,6 +88,34 @@ def raised(value: Any, device: str) -> Any:
     if isinstance(value, list):
         return [raised(one, device) for one in value]
     return value
+
+
+def packed(value: Any) -> bytes:
+    """What `lowered` made, as bytes for files and other hosts; NotSerializable where it cannot be (GPU handles)."""
+    return encode(_packable(value))
+
+
+def unpacked(content: Any) -> Any:
+    """What was packed."""
+    return _unpackable(decode(content))
+
+
+def _packable(value: Any) -> Any:
+    if isinstance(value, HostTensor):
+        return (value.values, value.dtype)  # nothing that was lowered is a tuple
+    if isinstance(value, dict):
+        return {key: _packable(one) for key, one in value.items()}
+    return [_packable(one) for one in value] if isinstance(value, list) else value
+
+
+def _unpackable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return HostTensor(*value)
+    if isinstance(value, np.ndarray):
+        return _kept(value)
+    if isinstance(value, dict):
+        return {key: _unpackable(one) for key, one in value.items()}
+    return [_unpackable(one) for one in value] if isinstance(value, list) else value
 
 
 def _kept(array: Any) -> Any:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine.placement import Placement
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, WorkerStatus, merge_recorded
+from neuraxis.execution.resident import INPUT
 from neuraxis.execution.tensors import lowered
 
 __all__ = ["ShardsTogether", "merge_reports"]
@@ -45,8 +46,8 @@ class ShardsTogether:
     def status(self) -> list[WorkerStatus]:
         return self.ask("status")
 
-    def give(self, resident: str, data: Any) -> None:
-        self.ask("give", resident, lowered(data))
+    def give(self, resident: str, data: Any, source: str = INPUT) -> None:
+        self.ask("give", resident, lowered(data), source)
 
     def state_hash(self) -> int:
         return int(sum(self.ask("state_hash")) % 2**64)

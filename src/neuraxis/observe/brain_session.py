@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from neuraxis.brain import Brain
 from neuraxis.brain.tasks import CueActionTask
 from neuraxis.execution.progress import ProgressLine
 from neuraxis.launch.interrupts import Interrupts
 
-__all__ = ["WINDOW", "TaskRun", "run_task"]
+__all__ = ["WINDOW", "TaskRun", "agreed_wishes", "run_task"]
 
 WINDOW = 100  # trials over which accuracy is told
 _LOOK_EVERY = 10  # trials between two looks at the workers
@@ -34,10 +36,13 @@ def run_task(
     progress: bool | None = None,
     checkpoint: Path | None = None,
     checkpoint_every_s: float = 60.0,
+    stop: Callable[[], bool] | None = None,
 ) -> TaskRun:
     """Run until the task has had `trials` trials in all. Ctrl-C ends it after the present one.
 
     With `checkpoint`, the complete state is kept in that folder: now and then, and at the end, whatever ends it.
+    Where ranks run the brain together, all run the task, and `stop` says whether to end it: Ctrl-C would reach each
+    of them at another time.
     """
     begun = saved = time.monotonic()
     interrupted = False
@@ -51,7 +56,11 @@ def run_task(
                 if len(task.trials) % _LOOK_EVERY == 0:
                     load = _load(task)
                 line.update(len(task.trials), _says(task, trials) + load)
-                if checkpoint is not None and time.monotonic() - saved >= checkpoint_every_s:
+                is_asked, is_old = agreed_wishes(task.brain, stop, saved, checkpoint_every_s)
+                if is_asked:
+                    interrupted = True
+                    break
+                if checkpoint is not None and is_old:
                     task.brain.save_checkpoint(checkpoint, task.state())
                     saved = time.monotonic()
         except KeyboardInterrupt:
@@ -65,6 +74,21 @@ def run_task(
         seconds=time.monotonic() - begun,
         interrupted=interrupted,
     )
+
+
+def agreed_wishes(
+    brain: Brain, stop: Callable[[], bool] | None, saved_at: float, save_every_s: float
+) -> tuple[bool, bool]:
+    """(Whether a user wants an end, whether the state is to be saved), the same on all ranks that run a brain together.
+
+    Their clocks differ, and so does the time at which Ctrl-C reaches each of them.
+    """
+
+    def wishes() -> list[bool]:
+        return [stop is not None and stop(), time.monotonic() - saved_at >= save_every_s]
+
+    is_asked, is_old = brain.agree(wishes)
+    return is_asked, is_old
 
 
 def _says(task: CueActionTask, trials: int) -> str:

@@ -30,7 +30,10 @@ _CURVE_WINDOW = 25
 
 
 def brain_report(task: CueActionTask, session: TaskRun, *, target: float | None = None) -> BrainReport:
-    """Everything that the report shows. One more trial is run, on a copy of the brain, to draw its spikes."""
+    """Everything that the report shows. One more trial is run, on a copy of the brain, to draw its spikes.
+
+    Where ranks run the brain together, all make the report, and only that of the process that leads is whole.
+    """
     brain = task.brain
     health = brain.diagnostics()
     return BrainReport(
@@ -68,6 +71,8 @@ def _raster(task: CueActionTask) -> Raster:
     brain, timing = task.brain, task.times
     with tempfile.TemporaryDirectory(prefix="neuraxis-demo-") as folder:
         brain.save_checkpoint(folder, task.state())
+        if not brain.leads:
+            return Raster((), 0.0, timing.total_ms)  # where ranks run the brain together, the first draws
         with Brain(brain.spec, record=True) as copy:
             again = CueActionTask(copy, task.delayed, task.reverse_at, timing, task.sensor)
             again.restore(copy.load_checkpoint(folder))

@@ -1,0 +1,30 @@
+"""What shards answer, as plain data for the way between processes, where nothing is pickled."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus
+
+__all__ = ["lowered_answer", "raised_answer"]
+
+_KINDS = {kind.__name__: kind for kind in (BuildReport, Counters, Recorded, Samples, WorkerStatus)}
+
+
+def lowered_answer(value: Any) -> Any:
+    """An answer as dicts, lists, numbers and arrays."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **{f.name: lowered_answer(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, list):
+        return [lowered_answer(one) for one in value]
+    return value
+
+
+def raised_answer(value: Any) -> Any:
+    """What was lowered."""
+    if isinstance(value, list):
+        return [raised_answer(one) for one in value]
+    if isinstance(value, dict) and value.get("kind") in _KINDS:
+        return _KINDS[value["kind"]](**{name: raised_answer(one) for name, one in value.items() if name != "kind"})
+    return value

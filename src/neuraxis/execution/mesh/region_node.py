@@ -1,0 +1,707 @@
+"""The node of one region: its shard, run by one loop, and what it hears and says on the mesh.
+
+**One loop.** Everything that comes (windows, data, words on how others are, commands) is put into one inbox by the
+threads that receive it, and taken from there by the loop that runs the shard. So there is no lock around the engine,
+and who is stuck says nothing, which is how others notice.
+
+**Lockstep.** The shard runs until it needs a step that it has not heard; then the loop says what is done so far, and
+waits. It publishes once a window: the shortest delay of anybody who hears it.
+
+**By the wall clock.** A window is run when its time has come, with what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from neuraxis.engine.outboxes import LONGEST_LAG, Outboxes, links_between
+from neuraxis.errors import CheckpointError, InvalidArgument, MeshError, NeuraxisError, ShardFailed
+from neuraxis.execution.answers import lowered_answer
+from neuraxis.execution.checkpoint import describe_network
+from neuraxis.execution.mesh.region_state import RegionStates
+from neuraxis.execution.mesh.setup import RegionSetup
+from neuraxis.execution.mesh.speaker import Speaker
+from neuraxis.execution.mesh.upstream import AWAITED, LIVE, MISSING, Upstream
+from neuraxis.execution.mesh.upstreams import Upstreams
+from neuraxis.execution.mesh.wall_clock import WallClock
+from neuraxis.execution.mesh.wire import COMMAND, HEALTH, REPLAY, SPIKES, WHERE, RegionStatus
+from neuraxis.execution.resident import Letter, OwnMail, Resident, listeners, load_callable
+from neuraxis.execution.runner import ShardRunner
+from neuraxis.execution.tensors import lowered
+from neuraxis.mesh.node import Node
+from neuraxis.mesh.peers import Peer
+from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.topology import Topology
+
+__all__ = ["RegionNode"]
+
+_log = logging.getLogger("neuraxis.region")
+
+_TICK_S = 0.05  # how often the loop looks around while it waits
+_PIECE_STEPS = 2000  # a node that runs by itself looks around after so many
+_AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those that hear it
+_REPLAY_S = 1.0
+_LETTER_S = 0.25  # data that have not come after so long are asked for
+_LONGEST_COMMAND_S = 24 * 3600.0
+
+# What may be asked of a region by name; the others need a path on this machine, and only its own driver may name one.
+_COMMANDS = frozenset(
+    (
+        "report", "counters", "status", "give", "state_hash", "read_state", "read_synapses", "level", "set_level",
+        "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish", "start", "story",
+    )
+)  # fmt: skip
+_WITH_PATHS = frozenset({"save", "restore"})
+
+
+@dataclass
+class _Question:
+    """A command that waits for the loop, and its answer."""
+
+    name: str
+    arguments: list[Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: Any = None
+    error: BaseException | None = None
+
+
+class _Stopped(Exception):
+    """The node is to end, whatever it waits for."""
+
+
+class RegionNode:
+    """A region on the mesh. `run` is its whole life.
+
+    Args:
+        setup: what it runs, and how.
+        progress: told of synapses as they are built.
+        stopped: asked now and then whether to end; besides `stop`.
+    """
+
+    def __init__(
+        self,
+        setup: RegionSetup,
+        progress: Callable[[int], None] = lambda synapses: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.setup = setup
+        self._stopped = stopped
+        self._stop = self._failed = False
+        network, names = setup.network, setup.units.names
+        placement = setup.units.placement(network)
+        me = names.index(setup.name)
+        links = links_between(network, placement, listeners(setup.residents, placement))
+        boxes = Outboxes.private(network, placement, np.where(links == 0, 1, links))
+        self._mail = _MeshMail(self)
+        self._runner = ShardRunner(network, placement, me, boxes, progress, (0, 0), setup.residents, self._mail)
+        self._shard = self._runner.shard
+        self.digest = int(describe_network(network)["digest"][:16], 16)
+        self._upstreams = Upstreams(setup, self.digest, self._shard, boxes, links)
+        hears_me = [index for index in range(len(names)) if index != me and links[index, me]]
+        window = min((int(links[index, me]) for index in hears_me), default=LONGEST_LAG)
+        self._speaker = Speaker(setup, self.digest, self._shard, boxes, window, bool(hears_me))
+        # Of those that hear this region: the last step each said it had completed, and when it said so.
+        self._downstream: dict[str, tuple[int, float]] = {names[index]: (-1, 0.0) for index in hears_me}
+        self._marks = {
+            name: one.mark
+            for one in setup.residents
+            for name, populations in setup.units.populations.items()
+            if one.mark in populations
+        }
+        self._feeds = [
+            (feed, load_callable(feed.convert, f"feed {feed.expression!r}"))
+            for feed in setup.units.feeds.get(setup.name, ())
+        ]
+        self._states = RegionStates(setup, self.digest)
+        self._driven, self._until = setup.driven, setup.until
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._deferred: deque[_Question] = deque()
+        self._cut_off_since: float | None = None
+        self.refused = 0  # messages that made no sense here
+        self.node: Node | None = None
+        self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
+
+    @property
+    def upstream(self) -> dict[str, Upstream]:
+        """What is known of the regions that this one hears, by name."""
+        return self._upstreams.by_name
+
+    # --- to live ----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End `run` soon; for signal handlers and other threads."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Join the mesh, run until stopped (or until `until`), and leave."""
+        setup = self.setup
+        topology = Topology.from_data(setup.topology)
+        roles = tuple(setup.units.roles.get(setup.name, ()))
+        begin = self._states.resume(self._runner) if setup.resume else 0
+        with Node(setup.name, "region", setup.mesh, topology=topology, roles=roles, announce=False) as node:
+            self.node = self._speaker.node = node
+            try:
+                self._listen(node)
+                node.announce()
+                self._runner.residents.introduce(node)
+                if begin:
+                    self._begin_at(begin)
+                    self._come_back(node, begin)
+                else:
+                    self._join(node)
+                self._say(force=True)
+                self._live()
+            except _Stopped:
+                pass
+            finally:
+                self._runner.residents.introduce(None)
+                if not self._failed:
+                    self._say(force=True, leaving=True)
+                self.node = self._speaker.node = None
+                self._refuse_rest()
+
+    def _live(self) -> None:
+        while True:
+            self._check_stop()
+            if self._deferred:
+                self._carry_out(self._deferred.popleft())
+            elif self._driven:
+                self._look_around(_TICK_S)
+            elif self._until is not None and self._shard.step >= self._until:
+                self._publish(whole=True)
+                self._save_if_due(always=True)
+                if not self.setup.stays:
+                    self._linger()
+                    return
+                self._look_around(_TICK_S)
+            elif self.clock is not None:
+                self._run_with_clock(self.clock)
+            else:
+                self._advance(self._next_goal())
+                self._save_if_due()
+
+    def _next_goal(self) -> int:
+        step = self._shard.step
+        goal = step + _PIECE_STEPS
+        if self._until is not None:
+            goal = min(goal, self._until)
+        if self._states.every:
+            goal = min(goal, (step // self._states.every + 1) * self._states.every)
+        return goal
+
+    def _linger(self) -> None:
+        """It has run as far as it should; those that hear it may still need what it said."""
+        deadline = time.monotonic() + self.setup.start_wait_s
+        while time.monotonic() < deadline:
+            self._check_stop()
+            step = self._shard.step
+            if not any(at < step and self._is_here(name) for name, (at, _) in self._downstream.items()):
+                return
+            self._look_around(_TICK_S)
+
+    # --- in lockstep --------------------------------------------------------------------------------------------
+
+    def _advance(self, until: int) -> Any:
+        """Run to a step in lockstep; what was recorded."""
+        try:
+            recorded = self._runner.advance(until, fetch=self._wait, publish=self._between)
+        except ShardFailed:
+            self._failed = True
+            raise
+        self._publish(whole=True)
+        return recorded
+
+    def _between(self) -> int:
+        """Called between pieces of a run: publish a full window, take in what has come; where to stop next."""
+        self._publish()
+        while not self._inbox.empty():
+            self._take_one(0.0)
+        self._upstreams.place()
+        self._say()
+        self._stay_near()
+        return self._speaker.published + self._speaker.window
+
+    def _wait(self) -> None:
+        """Wait until what the next step needs has been heard, or is known to be silence."""
+        self._publish(whole=True)  # somebody may wait for it
+        while True:
+            self._upstreams.place()
+            if not self._upstreams.blocking():
+                return
+            self._check_stop()
+            self._look_around(_TICK_S / 5)
+            self._watch(self._upstreams.blocking())
+
+    def _watch(self, blocking: list[Upstream]) -> None:
+        """Ask again for what was said and did not come; give up whom nothing is heard of."""
+        now = time.monotonic()
+        if not self._is_connected(now):
+            for one in self._upstreams:
+                one.last_sign = max(one.last_sign, now)  # it is this node that is cut off
+            return
+        for one in blocking:
+            one.patience_s = self.setup.patience_s
+            if one.state == AWAITED:
+                one.patience_s = max(self.setup.start_wait_s, one.patience_s)
+            if why := one.is_gone(now):
+                self._give_up(one, why)
+            elif one.should_ask(self._shard.step, now):
+                self._recover(one)
+
+    def _is_connected(self, now: float) -> bool:
+        assert self.node is not None
+        if self.node.connected:
+            self._cut_off_since = None
+            return True
+        if self._cut_off_since is None:
+            self._cut_off_since = now
+            _log.warning("%s: cut off from the mesh at step %d; waiting", self.setup.name, self._shard.step)
+        return now - self._cut_off_since > self.setup.reconnect_s
+
+    def _give_up(self, one: Upstream, why: str) -> None:
+        if why != "left":
+            why = "stuck" if self._is_here(one.name) else "never came" if one.state == AWAITED else "gone"
+        self._upstreams.give_up(one, why)
+
+    def _recover(self, one: Upstream) -> None:
+        """Ask a region for what it said after what was heard."""
+        assert self.node is not None
+        one.asked_at = time.monotonic()
+        more = True
+        while more:
+            try:
+                answer = self.node.request(one.name, REPLAY, {"from": one.heard + 1}, timeout=_REPLAY_S)
+                more = self._upstreams.take_again(one, answer)
+                self._keep_letters(one.name, answer)
+            except (MeshError, ValueError, KeyError, TypeError) as error:
+                _log.info("%s: %s could not be asked again: %s", self.setup.name, one.name, error)
+                return
+        self._upstreams.place()
+
+    def _stay_near(self) -> None:
+        """Wait while those that hear this region are so far behind that all it says would pile up with them."""
+        while not self._driven:
+            now, step = time.monotonic(), self._shard.step
+            if not any(
+                0 <= at < step - _AHEAD_STEPS and now - said < self.setup.patience_s
+                for at, said in self._downstream.values()
+            ):
+                return
+            self._check_stop()
+            self._look_around(_TICK_S)
+
+    # --- by the wall clock ----------------------------------------------------------------------------------------
+
+    def _run_with_clock(self, clock: WallClock) -> None:
+        """One window by the wall clock: wait for its time, take what has come, run it, and say what was emitted."""
+        step = self._shard.step
+        target = step + max(1, self._speaker.window // 2)  # so the other half of the delay is there for the way
+        if self._until is not None:
+            target = min(target, self._until)
+        while (left := clock.time_of(target) - clock.now()) > 0:
+            self._check_stop()
+            self._take_one(min(left, _TICK_S))
+            if self._deferred or self._shard.step != step:  # (another epoch was adopted)
+                return
+        while self._take_one(0.0):
+            if self._shard.step != step:
+                return
+        behind = clock.note(target, self._speaker.window)
+        for one in self._upstreams:
+            if one.state == LIVE and (why := one.is_gone(time.monotonic())):
+                self._give_up(one, why)
+        self._upstreams.fill_in(target)
+        try:
+            self._runner.advance(target)
+        except ShardFailed:
+            self._failed = True
+            raise
+        self._publish(whole=True)
+        self._say()
+        self._save_if_due()
+        if behind > clock.resync_s:
+            clock.skipped += clock.step_now() - self._shard.step
+            self._jump(clock.step_now())
+
+    def _adopt_epoch(self, clock: WallClock, epoch_ns: int) -> None:
+        """Of two clocks that were started apart, the earlier one counts."""
+        if 0 < epoch_ns < clock.epoch_ns and not self._driven:
+            clock.epoch_ns = epoch_ns
+            self._jump(clock.step_now())
+
+    # --- to join and to come back ---------------------------------------------------------------------------------
+
+    def _join(self, node: Node) -> None:
+        """Begin where the others are.
+
+        In lockstep that is step 0, however far they have come, if they wait for this region and still have what they
+        said: then it catches up. If they have gone on without it, it begins in the middle of their run.
+        """
+        setup = self.setup
+        if not setup.driven:
+            self._rest_feeds()
+            if self.clock is not None:
+                self.clock.start()
+        deadline = time.monotonic() + setup.start_wait_s
+        others = {*self.upstream, *self._downstream}
+        while True:
+            self._check_stop()
+            missing = others - {peer.name for peer in node.peers(ask=False)}
+            step = max((self._must_begin_at(node, name) for name in others - missing), default=0)
+            if step or not missing or setup.driven or self.clock is not None or time.monotonic() > deadline:
+                break
+            self._look_around(0.1)
+        if self.clock is not None and not setup.driven:
+            self._set_clock(self.clock, bool(others - missing))
+            return
+        if missing and not step and not setup.driven:
+            _log.warning("%s: starts without %s", setup.name, ", ".join(sorted(missing)))
+        if step:
+            _log.info("%s: joins at step %d", setup.name, step)
+            self._jump(step)
+
+    def _must_begin_at(self, node: Node, name: str) -> int:
+        """The step at which another region is, if this one cannot begin before it; else 0."""
+        try:
+            where = node.request(name, WHERE, timeout=_REPLAY_S)
+            gone_on = self.setup.name in where["missing"]
+            forgotten = name in self.upstream and where["oldest"] is not None and where["oldest"] > 1
+            return int(where["step"]) if gone_on or forgotten else 0
+        except (MeshError, KeyError, TypeError, ValueError) as error:
+            _log.info("%s: %s did not say where it is: %s", self.setup.name, name, error)
+            return 0
+
+    def _say_where(self, message: Message) -> dict[str, Any]:
+        """Where this region is; called by a thread of the service."""
+        missing = [one.name for one in self._upstreams if one.state == MISSING]
+        return {"step": self._shard.step, "missing": missing, "oldest": self._speaker.oldest()}
+
+    def _jump(self, step: int) -> None:
+        if step > self._shard.step:
+            self._shard.jump(step)
+            self._begin_at(step)
+
+    def _begin_at(self, step: int) -> None:
+        """This region goes on after `step`, with another past than it had."""
+        self._speaker.begin_at(step)
+        self._shard.publish()
+        self._upstreams.begin_at(step)
+
+    def _set_clock(self, clock: WallClock, somebody: bool) -> None:
+        """Go to where the wall clock is. Words of the others, if there is anybody, tell when their brain began."""
+        quiet = time.monotonic() + (1.5 * self.setup.patience_s / 5 if somebody else 0.0)
+        while time.monotonic() < quiet:
+            self._take_one(0.02)
+        self._jump(clock.step_now())
+
+    def _come_back(self, node: Node, step: int) -> None:
+        """After a state was taken: get from the others what they have said since, or go where the clock is."""
+        missing = node.wait_for({*self.upstream, *self._downstream}, 1.0)
+        if self.clock is not None:
+            self.clock.start(step)
+            self._set_clock(self.clock, len(missing) < len({*self.upstream, *self._downstream}))
+            return
+        for one in self._upstreams:
+            if node.peer(one.name) is not None:
+                self._recover(one)
+
+    def _save_if_due(self, always: bool = False) -> None:
+        if self._states.is_due(self._shard.step, always):
+            self._say(force=True, hold_s=60.0)
+            try:
+                self._states.save(self._runner)
+            except CheckpointError as error:
+                _log.warning("%s: the state could not be saved: %s", self.setup.name, error)
+
+    # --- to say -----------------------------------------------------------------------------------------------
+
+    def _publish(self, whole: bool = False) -> None:
+        self._speaker.publish(whole, 0 if self.clock is None else self.clock.epoch_ns)
+
+    def _say(self, force: bool = False, leaving: bool = False, hold_s: float = 0.0) -> None:
+        self._speaker.say(lambda: self._status(leaving, hold_s), force)
+
+    def _status(self, leaving: bool, hold_s: float) -> RegionStatus:
+        clock = self.clock
+        return RegionStatus(
+            step=self._shard.step,
+            digest=self.digest,
+            epoch_ns=0 if clock is None else clock.epoch_ns,
+            waiting_for=[one.name for one in self._upstreams.blocking()] if clock is None else [],
+            hold_s=hold_s,
+            leaving=leaving,
+            missing={one.name: one.silences[-1].first for one in self._upstreams if one.state == MISSING},
+            late=sum(one.late for one in self._upstreams),
+            missed_deadlines=0 if clock is None else clock.missed,
+            jitter_ms=0.0 if clock is None else clock.jitter_ms(99),
+        )
+
+    # --- to hear ----------------------------------------------------------------------------------------------
+
+    def _listen(self, node: Node) -> None:
+        units = self.setup.units
+        for name in self.upstream:
+            node.subscribe(f"{name}/{SPIKES}", self._into_inbox("window", name), recover=False)
+            if name in self._marks:
+                node.subscribe(f"{name}/{units.topic(name)}", self._into_inbox("letter", name), recover=False)
+        for name in {*self.upstream, *self._downstream}:
+            node.subscribe(f"{name}/{HEALTH}", self._into_inbox("health", name), recover=False)
+        for resident in self.setup.residents:
+            if resident.population in units.populations[self.setup.name]:
+                for expression in {one.expression for one in resident.admits}:
+                    for key in _keys_of(expression):
+                        node.subscribe(key, self._into_inbox("data", resident), recover=False)
+        for feed, convert in self._feeds:
+            for key in _keys_of(feed.expression):
+                node.subscribe(key, self._into_inbox("feed", (feed, convert)))
+        node.serve(COMMAND, self._ask_loop, threads=2)
+        node.serve(REPLAY, self._speaker.again, threads=2)
+        node.serve(WHERE, self._say_where, threads=1)
+        node.on_leave(lambda peer: self._inbox.put(("leave", (peer,))))
+
+    def _into_inbox(self, kind: str, about: Any) -> Callable[[Message], None]:
+        put = self._inbox.put
+        return lambda message: put((kind, (about, message)))
+
+    def _look_around(self, timeout_s: float) -> None:
+        """Take in what comes within some time and what is there already, and say how this region is."""
+        if self._take_one(timeout_s):
+            while self._take_one(0.0):
+                pass
+        self._say()
+
+    def _take_one(self, timeout_s: float) -> bool:
+        """Take one thing from the inbox, if one comes in time."""
+        try:
+            kind, what = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+        except queue.Empty:
+            return False
+        if kind == "command":
+            self._deferred.append(what)
+            return True
+        try:
+            getattr(self, f"_hear_{kind}")(*what)
+        except (ValueError, TypeError) as error:  # what a stranger sent; this region goes on
+            self.refused += 1
+            if self.refused & (self.refused - 1) == 0:
+                _log.warning("%s: refused %d messages so far; the last: %s", self.setup.name, self.refused, error)
+        return True
+
+    def _hear_window(self, name: str, message: Message) -> None:
+        window = self._upstreams.check(name, message.value)
+        one, now = self.upstream[name], time.monotonic()
+        if not one.sign(message.incarnation, now, window.last):
+            return
+        if one.state != LIVE:
+            self._upstreams.welcome(one, self.clock is None)
+        if self.clock is not None:
+            self._adopt_epoch(self.clock, window.epoch_ns)
+            if window.epoch_ns == self.clock.epoch_ns:  # else it has not adopted ours yet
+                self.clock.note_arrival(window.first + one.lag)
+                self._upstreams.take_in_time(one, window)
+            return
+        if not one.take(window, now):
+            self._recover(one)
+            one.take(window, now)
+
+    def _hear_health(self, name: str, message: Message) -> None:
+        status = msgspec.convert(message.value, RegionStatus)
+        if status.digest != self.digest:
+            raise ValueError(f"{name} runs another brain")
+        now = time.monotonic()
+        if name in self._downstream:
+            self._downstream[name] = (status.step, 0.0 if status.leaving else now)
+        if self.clock is not None:
+            self._adopt_epoch(self.clock, status.epoch_ns)
+        one = self.upstream.get(name)
+        if one is not None and one.status(status, message.incarnation, now) and not one.left and one.state == MISSING:
+            self._upstreams.welcome(one, self.clock is None)
+
+    def _hear_letter(self, name: str, message: Message) -> None:
+        if message.step > self._shard.step - self._shard.slots:
+            self._mail.letters[self._marks[name], message.step] = lowered(message.value)
+
+    def _hear_data(self, resident: Resident, message: Message) -> None:
+        for source in (message.node, message.key):
+            if source and any(one.includes(source) for one in resident.admits):
+                self._runner.give(resident.name, lowered(message.value), source)
+                return
+
+    def _hear_feed(self, how: tuple[Any, Callable[..., Any]], message: Message) -> None:
+        feed, convert = how
+        self._runner.write_state(feed.population, feed.state, convert(message.value, feed.config))
+
+    def _hear_leave(self, peer: Peer) -> None:
+        if peer.name in self._downstream:
+            self._downstream[peer.name] = (self._downstream[peer.name][0], 0.0)
+        one = self.upstream.get(peer.name)
+        if one is not None and peer.incarnation == one.incarnation:
+            one.hold_until = 0.0
+
+    def _rest_feeds(self) -> None:
+        """Before anything came: what a driver would set, this node sets itself."""
+        for feed, convert in self._feeds:
+            self._runner.write_state(feed.population, feed.state, convert(None, feed.config))
+
+    # --- data of others -------------------------------------------------------------------------------------------
+
+    def send_letter(self, letter: Letter) -> None:
+        self._speaker.send(letter)
+
+    def wait_for_letter(self, source: int, step: int) -> None:
+        """Hear others until a letter is there, or nobody is left who could send it."""
+        if self.clock is not None:
+            return
+        name = next(name for name, mark in self._marks.items() if mark == source)
+        one = self.upstream.get(name)
+        asked = time.monotonic()
+        while (source, step) not in self._mail.letters and one is not None and one.state != MISSING:
+            self._check_stop()
+            self._look_around(_TICK_S / 5)
+            now = time.monotonic()
+            if now - asked > _LETTER_S and (source, step) not in self._mail.letters:
+                asked = now
+                self._ask_for_letters(one, step)
+                if (why := one.is_gone(now)) and self._is_connected(now):
+                    self._give_up(one, why)
+
+    def _ask_for_letters(self, one: Upstream, step: int) -> None:
+        assert self.node is not None
+        try:
+            self._keep_letters(one.name, self.node.request(one.name, REPLAY, {"from": step}, timeout=_REPLAY_S))
+        except (MeshError, ValueError, KeyError, TypeError) as error:
+            _log.info("%s: data of %s could not be asked for again: %s", self.setup.name, one.name, error)
+
+    def _keep_letters(self, name: str, answer: Any) -> None:
+        if name in self._marks:
+            for step, content in answer["letters"]:
+                self._mail.letters[self._marks[name], int(step)] = lowered(content)
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def _ask_loop(self, message: Message) -> Any:
+        """A command, from a thread of the service: it is put before the loop, and its answer waited for."""
+        if not isinstance(message.value, list) or not message.value:
+            raise InvalidArgument("a command and its arguments are expected")
+        name, *arguments = message.value
+        if name not in (_COMMANDS | _WITH_PATHS if self.setup.driven else _COMMANDS):
+            raise InvalidArgument(f"{name!r}: a region does not do that")
+        question = _Question(name, arguments)
+        self._inbox.put(("command", question))
+        if not question.done.wait(_LONGEST_COMMAND_S):
+            raise TimeoutError(f"{name!r} was not answered")
+        if question.error is not None:
+            raise question.error
+        return question.answer
+
+    def _carry_out(self, question: _Question) -> None:
+        try:
+            question.answer = lowered_answer(self._do(question.name, question.arguments))
+        except _Stopped:
+            question.error = MeshError(f"{self.setup.name}: is leaving")
+            raise
+        except ShardFailed as error:
+            question.error = error
+            raise
+        except (NeuraxisError, TypeError, ValueError, LookupError) as error:
+            question.error = error  # whoever asks for what makes no sense is told so
+        finally:
+            question.done.set()
+
+    def _do(self, name: str, arguments: list[Any]) -> Any:
+        if name == "advance":
+            recorded = self._advance(int(arguments[0]))
+            self._save_if_due()
+            return recorded
+        if name == "start":
+            return self._start(*arguments)
+        if name == "story":
+            return self.story()
+        if name == "publish":
+            return self._begin_at(self._shard.step)
+        if name in _WITH_PATHS:
+            self._say(force=True, hold_s=600.0)
+        return getattr(self._runner, name)(*arguments)
+
+    def _start(self, until: int | None, epoch_ns: int) -> None:
+        """From now on nobody drives this region: it runs by itself, to a step or without end."""
+        self._driven = False
+        self._until = None if until is None else int(until)
+        if self.clock is not None:
+            self.clock.epoch_ns = int(epoch_ns)
+        self._rest_feeds()
+
+    def story(self) -> dict[str, Any]:
+        """What this region has seen of the others, and how it kept time."""
+        return {
+            "region": self.setup.name,
+            "step": self._shard.step,
+            "refused": self.refused,
+            "upstream": {
+                one.name: {
+                    "state": one.state,
+                    "heard": one.heard,
+                    "recovered": one.recovered,
+                    "lost": one.lost,
+                    "late": one.late,
+                    "silences": [[silence.first, silence.last, silence.why] for silence in one.silences],
+                }
+                for one in self._upstreams
+            },
+            "clock": None if self.clock is None else self.clock.report(),
+        }
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _is_here(self, name: str) -> bool:
+        return self.node is not None and self.node.peer(name) is not None
+
+    def _check_stop(self) -> None:
+        if self._stop or self._stopped():
+            raise _Stopped
+
+    def _refuse_rest(self) -> None:
+        """Answer those whose commands will not be carried out any more."""
+        while True:
+            try:
+                kind, what = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if kind == "command":
+                self._deferred.append(what)
+        for question in self._deferred:
+            question.error = MeshError(f"{self.setup.name}: has left")
+            question.done.set()
+        self._deferred.clear()
+
+
+class _MeshMail(OwnMail):
+    """Data of events that travel over the mesh."""
+
+    def __init__(self, region: RegionNode) -> None:
+        super().__init__()
+        self._region = region
+
+    def post(self, letter: Letter) -> None:
+        super().post(letter)
+        self._region.send_letter(letter)
+
+    def fetch(self, source: int, step: int) -> Any:
+        if (source, step) not in self.letters:
+            self._region.wait_for_letter(source, step)
+        return self.letters.get((source, step))
+
+
+def _keys_of(expression: str) -> tuple[str, ...]:
+    """The keys on which data of nodes come that an expression admits: the nodes' own, and their topics."""
+    return (expression,) if expression.endswith("**") else (expression, f"{expression}/*")

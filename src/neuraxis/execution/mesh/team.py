@@ -1,0 +1,217 @@
+"""Nodes of a brain's regions that this machine starts: one process each, none of which the others need."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from neuraxis.errors import (
+    CheckpointError,
+    InvalidArgument,
+    LineClosed,
+    LineTimeout,
+    MeshError,
+    RequestFailed,
+    ShardFailed,
+    WorkerFailed,
+)
+from neuraxis.execution.answers import raised_answer
+from neuraxis.execution.mesh.setup import RegionSetup
+from neuraxis.execution.mesh.wire import COMMAND, HEALTH
+from neuraxis.execution.mesh.worker import serve_region
+from neuraxis.launch import Team
+from neuraxis.mesh.node import Node
+from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.topology import Topology
+
+__all__ = ["RegionTeam"]
+
+_log = logging.getLogger("neuraxis.mesh")
+
+_LOOK_S = 0.05
+_COMMAND_S = 600.0
+_ERRORS = {"CheckpointError": CheckpointError, "InvalidArgument": InvalidArgument}
+
+
+class RegionTeam:
+    """The nodes of a brain: those started here, each in a team of its own, and those that run elsewhere.
+
+    Args:
+        setups: what each region's node runs, by its name.
+        remote: the regions that are started elsewhere (`neuraxis node`), and waited for.
+        driver: the name of this process's own node.
+    """
+
+    def __init__(self, setups: dict[str, RegionSetup], *, remote: Collection[str] = (), driver: str = "driver") -> None:
+        first = next(iter(setups.values()))
+        self.names = tuple(setups)
+        self.patience_s = first.patience_s
+        self.lost: dict[str, str] = {}  # by name: how a node that is not here any more ended
+        self._setups = setups
+        self._teams: dict[str, Team] = {}
+        self._signs: dict[str, float] = {}
+        self._holds: dict[str, float] = {}
+        self._pool = ThreadPoolExecutor(len(setups) + 2, thread_name_prefix="neuraxis asks")
+        self._closed = False
+        try:
+            self.node = Node(driver, "driver", first.mesh, topology=Topology.from_data(first.topology))
+        except BaseException:
+            self._pool.shutdown(wait=False)
+            raise
+        try:
+            for name in self.names:
+                self.node.subscribe(f"{name}/{HEALTH}", self._note_sign, recover=False)
+            for name in self.names:
+                if name not in remote:
+                    self.start(name)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- to start and to end ------------------------------------------------------------------------------------
+
+    def start(self, name: str, **changes: Any) -> None:
+        """Start the node of a region here; `changes` to its setup, such as resume=True."""
+        old = self._teams.pop(name, None)
+        if old is not None:
+            old.close()
+        team = Team(serve_region, 1, grace_s=1.0)
+        self._teams[name] = team
+        team.send(0, replace(self._setups[name], **changes))
+        self.lost.pop(name, None)
+
+    def wait(self, timeout_s: float, names: Collection[str] | None = None) -> None:
+        """Wait until all (or these) are on the mesh; raises if one of them dies on the way, or does not come."""
+        wanted = self.names if names is None else tuple(names)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            missing = self.node.wait_for(wanted, _LOOK_S)
+            if not missing:
+                break
+            for name in missing:
+                self._raise_if_dead(name)
+            if time.monotonic() > deadline:
+                here = "" if missing[0] in self._teams else "; start it with: neuraxis node … --region " + missing[0]
+                raise MeshError(f"region {', '.join(missing)} did not come within {timeout_s:g} s{here}")
+        now = time.monotonic()
+        for name in wanted:
+            self._signs[name] = max(now, self._signs.get(name, 0.0))
+
+    def kill(self, name: str) -> None:
+        """Kill a node that was started here, as if it had crashed."""
+        os.kill(self._teams[name].pids[0], signal.SIGKILL)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: team.pids[0] for name, team in self._teams.items()}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for team in self._teams.values():  # all are told before any is waited for
+                try:
+                    team.send(0, None, timeout=1.0)
+                except (WorkerFailed, LineClosed, LineTimeout):
+                    pass
+            for team in self._teams.values():
+                team.close()
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.node.close()
+
+    def __enter__(self) -> RegionTeam:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- to ask -------------------------------------------------------------------------------------------------
+
+    def ask(self, command: str, *arguments: Any, late_too: bool = False) -> dict[str, Any]:
+        """Have all nodes that are here do the same; their answers, by name. Who leaves meanwhile has none.
+
+        `late_too`: those who come while the others are at it are asked as well.
+        """
+        pending: dict[str, Future[Any]] = {}
+        answers: dict[str, Any] = {}
+        asked: set[str] = set()
+        while True:
+            for name in self.names:
+                if name not in asked and (not asked or late_too) and self.is_live(name):
+                    pending[name] = self._pool.submit(self._ask_one, name, command, arguments)
+            asked |= set(pending) or {""}
+            for name, future in list(pending.items()):
+                try:
+                    answers[name] = future.result(timeout=_LOOK_S)
+                    del pending[name]
+                except MeshError as error:
+                    self._note_loss(name, str(error))
+                    del pending[name]
+                    asked.discard(name)
+                except TimeoutError:
+                    if not self.is_live(name):
+                        self._note_loss(name, "it says nothing any more")
+                        del pending[name]
+                        asked.discard(name)
+            if not pending:
+                return answers
+
+    def is_live(self, name: str) -> bool:
+        """Whether a node is on the mesh and has given a sign of life not long ago."""
+        if self.node.peer(name) is None:
+            return False
+        now = time.monotonic()
+        last = self._signs.setdefault(name, now)
+        return now - last < 2 * self.patience_s or now < self._holds.get(name, 0.0) or not self.node.connected
+
+    def _ask_one(self, name: str, command: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            answer = self.node.request(name, COMMAND, [command, *arguments], timeout=_COMMAND_S)
+        except RequestFailed as error:
+            if error.kind in _ERRORS:
+                raise _ERRORS[error.kind](str(error)) from None
+            if error.kind == "ShardFailed":
+                raise ShardFailed(str(error), shard=name) from None
+            raise
+        return raised_answer(answer)
+
+    def _note_sign(self, message: Message) -> None:
+        now = time.monotonic()
+        self._signs[message.node] = now
+        hold_s = message.value.get("hold_s", 0.0) if isinstance(message.value, dict) else 0.0
+        self._holds[message.node] = now + min(float(hold_s), 600.0) if isinstance(hold_s, int | float) else 0.0
+
+    def _note_loss(self, name: str, why: str) -> None:
+        if name not in self.lost:
+            try:
+                self._raise_if_dead(name)
+            except ShardFailed as error:
+                why = str(error)
+            self.lost[name] = why
+            _log.warning("region %s is lost: %s; the others go on without it", name, why)
+
+    def _raise_if_dead(self, name: str) -> None:
+        """Raise what a node's process ended with, if it was started here and has ended."""
+        team = self._teams.get(name)
+        if team is None:
+            return
+        try:
+            team.receive(timeout=0.0)
+        except LineTimeout:
+            return
+        except (WorkerFailed, LineClosed) as error:
+            del self._teams[name]
+            team.close()
+            cause = getattr(error, "traceback", "") or str(error)
+            raise ShardFailed(f"the node of region {name!r} ended: {cause}", shard=name) from error

@@ -1,0 +1,37 @@
+"""Nodes that come and go: publish, subscribe, ask and answer over Zenoh.
+
+    with Node("vision", role="sensor") as node:
+        node.publish("objects", {"cup": 0.9})
+
+Every name loads when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neuraxis.mesh.node import Node
+    from neuraxis.mesh.peers import Peer
+    from neuraxis.mesh.router import Router
+    from neuraxis.mesh.subscription import Message, Subscription
+    from neuraxis.mesh.topology import Tls, Topology
+
+__all__ = ["Message", "Node", "Peer", "Router", "Subscription", "Tls", "Topology"]
+
+_HOMES = {
+    "Message": "subscription",
+    "Node": "node",
+    "Peer": "peers",
+    "Router": "router",
+    "Subscription": "subscription",
+    "Tls": "topology",
+    "Topology": "topology",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

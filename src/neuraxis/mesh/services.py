@@ -1,0 +1,214 @@
+"""Ask and answer: a service reads questions with a few threads; a question ends with an answer or a clear error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from neuraxis.errors import InvalidArgument, RequestFailed
+from neuraxis.mesh.codecs import Undecodable, decode, encode
+from neuraxis.mesh.counts import Counts, Ledger
+from neuraxis.mesh.envelope import open_envelope
+from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.topology import LARGEST_MESSAGE
+
+__all__ = ["UNNUMBERED", "Service", "check_threads", "raise_failure"]
+
+_log = logging.getLogger("neuraxis.mesh")
+_END_S = 2.0
+_REMEMBERED = 10_000  # questions of which a service knows that it has answered them,
+_REMEMBERED_BYTES = 64 * 2**20  # as long as the answers have no more bytes than these
+
+
+UNNUMBERED = 0  # the number of a question that is not asked again
+
+
+def check_threads(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise InvalidArgument(f"threads={threads!r}: a number of threads, 1 or more, is expected")
+    return threads
+
+
+class _Failure(msgspec.Struct, tag=True):
+    """What a service says when its handler raised."""
+
+    kind: str
+    text: str
+
+
+class Service:
+    """What `Node.serve` returns. `handler(message)` returns the answer; what it raises reaches who asked.
+
+    Several threads read from one queue of questions, so a slow answer holds up others only when all are busy.
+    A numbered question that comes again is answered with the same answer; one that failed is carried out again.
+    """
+
+    def __init__(
+        self, declared: Any, topic: str, prefix: str, handler: Callable[[Message], Any], *, type: Any, threads: int
+    ) -> None:
+        self.topic = topic
+        self._declared = declared
+        self._key = declared.key_expr
+        self._pid = os.getpid()
+        self._prefix = prefix
+        self._handler = handler
+        self._type = type
+        self._ledger = Ledger(f"service {topic!r}")
+        self._answered: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
+        self._answered_bytes = 0
+        self._under_way: set[tuple[str, int, int]] = set()
+        self._lock = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._read, name=f"neuraxis serves {topic}", daemon=True)
+            for _ in range(check_threads(threads))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def counts(self) -> Counts:
+        return self._ledger.total()
+
+    def close(self) -> None:
+        """Answer nothing more. Answers in the making are waited for, a few seconds at most (not by themselves)."""
+        if os.getpid() != self._pid:
+            return
+        self._stop()
+        self._wait_for_end(time.monotonic() + _END_S)
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- helpers ----------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._lock.notify_all()
+        try:
+            self._declared.undeclare()
+        except Exception:  # the session may be closed already
+            pass
+
+    def _wait_for_end(self, deadline: float) -> None:
+        if not self._runs_here():  # two that wait for each other would wait in vain
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _runs_here(self) -> bool:
+        return threading.current_thread() in self._threads
+
+    def _read(self) -> None:
+        receive = self._declared.handler.recv
+        while not self._closed:
+            try:
+                query = receive()
+            except Exception:  # undeclared, or the session is closed
+                return
+            try:
+                self._answer(query)
+            except BaseException:
+                # Who asked is gone, or sent what nobody expects: the next one is to be answered all the same.
+                _log.warning("service %r: an answer could not be given", self.topic, exc_info=True)
+            finally:
+                query.drop()
+
+    def _answer(self, query: Any) -> None:
+        key = str(query.key_expr).removeprefix(self._prefix)
+        payload = b"" if query.payload is None else bytes(query.payload)
+        encoding = "" if query.encoding is None else str(query.encoding)
+        attachment = query.attachment
+        envelope = None if attachment is None else open_envelope(bytes(attachment))
+        if len(payload) > LARGEST_MESSAGE:
+            self._ledger.note(key, "oversized", why=f"{len(payload):,} bytes")
+            return self._fail(query, "InvalidArgument", f"{len(payload):,} bytes are more than is accepted")
+        identity = None
+        if envelope is not None and envelope.sequence != UNNUMBERED:
+            identity = (envelope.node, envelope.incarnation, envelope.sequence)
+        if identity is not None and (known := self._known(identity)) is not None:
+            self._ledger.note(key, "repeated")
+            return self._reply(query, *known)
+        try:
+            if query.payload is None and self._type is None:
+                value = None
+            else:
+                value = decode(payload, encoding, type=self._type)
+        except Undecodable as error:
+            self._ledger.note(key, "malformed", why=error)
+            self._forget(identity)
+            return self._fail(query, "InvalidArgument", str(error))
+        message = (
+            Message(value, key, encoding=encoding)
+            if envelope is None
+            else Message(value, key, envelope.node, envelope.incarnation, envelope.sequence, envelope.step, encoding)
+        )
+        try:
+            answer = encode(self._handler(message))
+        except BaseException as error:  # also SystemExit: it is this thread's, not the program's
+            self._ledger.note(key, "handler_errors", why=repr(error))
+            self._forget(identity)
+            return self._fail(query, type(error).__name__, str(error))
+        self._ledger.note(key, "received")
+        self._remember(identity, answer)
+        return self._reply(query, *answer)
+
+    def _reply(self, query: Any, payload: bytes, encoding: str) -> None:
+        # Under its own key, by which whoever asked many at once tells them apart, and which rules of access allow.
+        query.reply(self._key, payload, encoding=encoding, express=True)
+
+    def _fail(self, query: Any, kind: str, text: str) -> None:
+        query.reply_err(msgspec.msgpack.encode(_Failure(kind, text)), encoding="application/msgpack")
+
+    # --- at most once -------------------------------------------------------------------------------------------
+
+    def _known(self, identity: tuple[str, int, int]) -> tuple[bytes, str] | None:
+        """The answer that was given to a question; one that is being answered is waited for."""
+        with self._lock:
+            while identity in self._under_way and not self._closed:
+                self._lock.wait(0.5)
+            if identity in self._answered:
+                return self._answered[identity]
+            self._under_way.add(identity)
+            return None
+
+    def _remember(self, identity: tuple[str, int, int] | None, answer: tuple[bytes, str]) -> None:
+        if identity is None:
+            return
+        with self._lock:
+            self._under_way.discard(identity)
+            self._answered[identity] = answer
+            self._answered_bytes += len(answer[0])
+            while len(self._answered) > _REMEMBERED or self._answered_bytes > _REMEMBERED_BYTES:
+                _, oldest = self._answered.popitem(last=False)
+                self._answered_bytes -= len(oldest[0])
+            self._lock.notify_all()
+
+    def _forget(self, identity: tuple[str, int, int] | None) -> None:
+        if identity is not None:
+            with self._lock:
+                self._under_way.discard(identity)
+                self._lock.notify_all()
+
+
+def raise_failure(payload: bytes, where: str) -> None:
+    """Raise what a service's handler raised."""
+    try:
+        failure = msgspec.msgpack.decode(payload, type=_Failure)
+    except msgspec.MsgspecError:
+        raise RequestFailed(f"{where} failed: {payload[:200]!r}") from None
+    raise RequestFailed(f"{where} failed: {failure.kind}: {failure.text}", failure.kind)

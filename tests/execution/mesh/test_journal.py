@@ -1,0 +1,132 @@
+"""The journal of a region: what it still has, what it says it has lost, and that it does not grow for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuraxis.execution.mesh import journal as module
+from neuraxis.execution.mesh.journal import Journal
+
+
+def name_of(first: int, last: int, size: int = 20) -> bytes:
+    return f"{first}..{last}".encode().ljust(size)
+
+
+def filled(room: int, *windows: tuple[int, int], size: int = 20) -> Journal:
+    journal = Journal(room)
+    for first, last in windows:
+        journal.add_window(first, last, name_of(first, last, size))
+    return journal
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [one.decode().strip() for one in answer["windows"]]
+
+
+def test_one_that_has_said_nothing() -> None:
+    journal = Journal()
+    assert journal.oldest() is None
+    assert journal.since(1) == {"windows": [], "letters": [], "oldest": None, "began": 0, "more": False}
+
+
+def test_what_was_said_from_a_step_on() -> None:
+    journal = filled(10_000, (1, 4), (5, 5), (6, 10))
+    assert names(journal.since(1)) == ["1..4", "5..5", "6..10"]
+    assert names(journal.since(4)) == ["1..4", "5..5", "6..10"]  # a window is not cut
+    assert names(journal.since(5)) == ["5..5", "6..10"]
+    assert names(journal.since(10)) == ["6..10"]
+    assert names(journal.since(11)) == []
+    assert names(journal.since(-(2**70))) == ["1..4", "5..5", "6..10"]
+    assert names(journal.since(2**70)) == []
+    assert all(journal.since(step)["oldest"] == 1 for step in (1, 11))
+    assert not any(journal.since(step)["more"] for step in (1, 6, 11, 2**70))
+
+
+def test_letters_come_with_their_steps() -> None:
+    journal = filled(10_000, (1, 4))
+    journal.add_letter(3, {"a": 1}, 10)
+    journal.add_letter(9, [1, 2], 10)
+    assert journal.since(1)["letters"] == [[3, {"a": 1}], [9, [1, 2]]]
+    assert journal.since(4)["letters"] == [[9, [1, 2]]]
+    assert journal.since(10)["letters"] == []
+
+
+def test_when_it_is_full_the_oldest_goes_and_it_says_so() -> None:
+    journal = filled(480, *((step, step) for step in range(1, 9)))  # room for four of 20 + 100 bytes
+    assert journal.oldest() == 5
+    answer = journal.since(2)
+    assert names(answer) == ["5..5", "6..6", "7..7", "8..8"]
+    assert (answer["oldest"], answer["began"]) == (5, 0)
+
+
+def test_letters_of_steps_that_are_forgotten_are_forgotten_with_them() -> None:
+    journal = Journal(480)
+    for step in range(1, 9):
+        journal.add_letter(step, step, 20)
+        journal.add_window(step, step, name_of(step, step))
+    kept = journal.since(1)
+    assert [at for at, _ in kept["letters"]] == [int(one.split("..")[0]) for one in names(kept)] == [7, 8]
+
+
+def test_the_last_window_is_kept_however_large() -> None:
+    journal = filled(100, (1, 1), (2, 2), size=5000)
+    assert names(journal.since(1)) == ["2..2"]
+    journal.add_window(3, 3, b"x")
+    assert journal.oldest() == 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 400), st.booleans()), min_size=1, max_size=60), st.data())
+def test_it_is_bounded_and_has_all_from_the_oldest_on(steps: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+    journal, last, largest, said = Journal(1500), 0, 0, []
+    for length, size, letter in steps:
+        if letter:
+            journal.add_letter(last + 1, "letter", size)
+        journal.add_window(last + 1, last + length, b"x" * size)
+        said.append((last + 1, last + length, size))
+        last += length
+        largest = max(largest, size)
+        held = sum(len(one) + 100 for one in journal.since(1)["windows"])
+        assert held <= max(1500, largest + 100)
+        assert journal._bytes <= max(1500, 2 * (largest + 100))
+    asked = data.draw(st.integers(1, last + 1), label="asked")
+    oldest = journal.oldest()
+    assert oldest is not None
+    expected = [size for first, end, size in said if end >= asked and first >= oldest]
+    assert [len(one) for one in journal.since(asked)["windows"]] == expected
+    assert expected or asked > last
+
+
+def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ANSWER_BYTES", 50)
+    journal = filled(10_000, *((step, step + 1) for step in range(1, 12, 2)))
+    asked, found = 1, []
+    for _ in range(20):
+        answer = journal.since(asked)
+        assert 1 <= len(answer["windows"]) <= 2
+        found += names(answer)
+        asked = int(found[-1].split("..")[1]) + 1
+        if not answer["more"]:
+            break
+    assert found == [f"{step}..{step + 1}" for step in range(1, 12, 2)]
+    assert not journal.since(13)["more"]
+    alone = filled(10_000, (1, 1), (2, 2), size=500)  # larger than an answer should be: still one of them
+    assert names(alone.since(1)) == ["1..1"]
+    assert alone.since(1)["more"]
+
+
+def test_one_that_begins_again_has_nothing_of_before() -> None:
+    journal = filled(10_000, (1, 4), (5, 8))
+    journal.add_letter(6, "old", 10)
+    journal.begin_again(20)
+    assert journal.since(1) == {"windows": [], "letters": [], "oldest": None, "began": 20, "more": False}
+    journal.add_window(21, 22, name_of(21, 22))
+    answer = journal.since(3)
+    assert (names(answer), answer["oldest"], answer["began"]) == (["21..22"], 21, 20)
+    journal.begin_again(2)  # an older state was taken
+    journal.add_window(3, 4, name_of(3, 4))
+    assert names(journal.since(1)) == ["3..4"]
+    assert journal._bytes == 120

@@ -1,0 +1,385 @@
+"""A node: what it publishes is heard, by all kinds of nodes, and it ends well however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from neuraxis.errors import InvalidArgument, MeshClosed
+from neuraxis.mesh import Node, Subscription
+from tests.mesh.conftest import LIMIT_S, Child, meet
+from tests.mesh.raw import until
+
+Join = Callable[..., Node]
+Start = Callable[..., Child]
+
+
+def take(subscription: Subscription, count: int) -> list[Any]:
+    return [subscription.get(LIMIT_S).value for _ in range(count)]
+
+
+# --- to publish and to hear ---
+
+
+def test_messages_go_where_their_keys_say(join: Join) -> None:
+    vision, thermal, hearer = join("vision"), join("sensor/thermal"), join("hearer")
+    channels = {
+        expression: hearer.subscribe(expression)
+        for expression in (
+            "vision/*",
+            "vision/objects",
+            "sensor/**",
+            "sensor/*/far/left",
+            "**",
+            "*/objects",
+            "nobody/*",
+        )
+    }
+    meet(vision, thermal, hearer)
+    vision.publish("objects", "cup")
+    vision.publish("edges", "line")
+    vision.publish("far/left", "dot")
+    thermal.publish("heat", 300)
+    thermal.publish("far/left", 301)
+    for node in (vision, thermal):
+        node.publish("end", "end")
+
+    def heard(expression: str, ends: int) -> set[tuple[str, Any]]:
+        got: list[tuple[str, Any]] = []
+        while sum(value == "end" for _, value in got) < ends:
+            message = channels[expression].get(LIMIT_S)
+            got.append((message.key, message.value))
+        return {one for one in got if one[1] != "end"}
+
+    of_thermal = {("sensor/thermal/heat", 300), ("sensor/thermal/far/left", 301)}
+    of_vision = {("vision/objects", "cup"), ("vision/edges", "line"), ("vision/far/left", "dot")}
+    assert heard("**", 2) == of_vision | of_thermal
+    assert heard("vision/*", 1) == {("vision/objects", "cup"), ("vision/edges", "line")}
+    assert heard("sensor/**", 1) == of_thermal
+    assert take(channels["vision/objects"], 1) == take(channels["*/objects"], 1) == ["cup"]
+    assert take(channels["sensor/*/far/left"], 1) == [301]
+    for expression in ("vision/objects", "*/objects", "sensor/*/far/left", "nobody/*"):
+        with pytest.raises(TimeoutError, match="nothing came"):
+            channels[expression].get(0.01)
+
+
+def test_a_message_says_where_it_comes_from(join: Join) -> None:
+    sender, hearer = join("sensor/thermal"), join("hearer")
+    channel = hearer.subscribe("sensor/thermal/*")
+    meet(sender, hearer)
+    sender.publish("heat", [1, 2], step=70)
+    sender.publish("heat", b"raw")
+    first, second = channel.get(LIMIT_S), channel.get(LIMIT_S)
+    assert (first.key, first.node, first.topic) == ("sensor/thermal/heat", "sensor/thermal", "heat")
+    assert (first.incarnation, first.sequence, first.step, first.lost) == (sender.incarnation, 0, 70, 0)
+    assert first.encoding == "application/msgpack"
+    assert (second.sequence, second.step, second.encoding) == (1, -1, "zenoh/bytes")
+    assert sender.sent() == {"heat": 2}
+    assert hearer.counts()["sensor/thermal/heat"].received == 2
+
+
+@pytest.mark.parametrize("kind", ["stream", "state", "bulk"])
+def test_values_of_all_kinds_arrive_as_they_were(join: Join, kind: str) -> None:
+    sender, hearer = join("sender"), join("hearer")
+    channel = hearer.subscribe("sender/values")
+    meet(sender, hearer)
+    values = [None, True, -7, 1.5, "text", b"\x00\xff", [1, [2]], {"a": (1, 2)}, {1, 2}, 2**80]
+    for value in values:
+        sender.publish("values", value, kind)
+    assert take(channel, len(values)) == values
+    array = np.arange(6, dtype=">f4").reshape(2, 3)
+    sender.publish("values", array)
+    sender.publish("values", {"spikes": array[0], "step": 3})
+    alone, within = take(channel, 2)
+    assert alone.dtype == array.dtype
+    assert (alone == array).all()
+    assert (within["spikes"] == array[0]).all()
+    assert within["step"] == 3
+
+
+def test_a_node_does_not_hear_itself(join: Join) -> None:
+    one, other = join("one"), join("other")
+    mine, theirs = one.subscribe("**"), other.subscribe("**")
+    meet(one, other)
+    for kind in ("stream", "state", "bulk"):
+        one.publish(kind, "of one", kind)
+        other.publish(kind, "of other", kind)
+    assert take(mine, 3) == ["of other"] * 3
+    assert take(theirs, 3) == ["of one"] * 3
+    assert one.subscribe("one/*").counts().received == 0
+
+
+def test_what_cannot_be_is_refused(join: Join) -> None:
+    node = join("node")
+    node.publish("topic", 1, "state")
+    refused: list[Callable[[], Any]] = [
+        lambda: Node("@me"),
+        lambda: Node("a//b"),
+        lambda: Node("me", role="a b"),
+        lambda: Node("me", mesh="one/two"),
+        lambda: node.publish("*", 1),
+        lambda: node.publish("topic", 1, "stream"),
+        lambda: node.publish("other", 1, "letter"),
+        lambda: node.publish("topic", 1, step=1.5),  # type: ignore[arg-type]
+        lambda: node.publish("topic", 1, step=2**80),
+        lambda: node.publish("topic", bytes(64 * 2**20 + 1)),
+        lambda: node.subscribe("a//b"),
+        lambda: node.subscribe(""),
+        lambda: node.subscribe("a", capacity=0),
+        lambda: node.subscribe("a", history=0),
+        lambda: node.subscribe("a", handler="print"),  # type: ignore[arg-type]
+        lambda: node.serve("a", print, threads=0),
+        lambda: node.serve("a", None),  # type: ignore[arg-type]
+        lambda: node.serve("a/*", print),
+        lambda: node.request("a", "*"),
+        lambda: node.request("a", "b", timeout=0),
+        lambda: node.request("a", "b", again=-1),
+    ]
+    for call in refused:
+        with pytest.raises(InvalidArgument):
+            call()
+    assert node.sent() == {"topic": 1}
+
+
+def test_a_large_message_arrives_whole(join: Join) -> None:
+    sender, hearer = join("sender"), join("hearer")
+    channel = hearer.subscribe("sender/*")
+    meet(sender, hearer)
+    largest = bytes(range(256)) * (64 * 2**20 // 256)
+    sender.publish("bulk", largest, "bulk")
+    sender.publish("bulk", np.arange(2**20))
+    first, second = take(channel, 2)
+    assert first == largest
+    assert (second == np.arange(2**20)).all()
+
+
+# --- to end ---
+
+
+def test_a_closed_node_says_so(join: Join) -> None:
+    node = join("node")
+    channel = node.subscribe("**")
+    node.close()
+    node.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: node.publish("topic", 1),
+        lambda: node.subscribe("**"),
+        lambda: node.serve("topic", print),
+        lambda: node.request("other", "topic"),
+        lambda: node.peers(),
+        lambda: node.wait_for(["other"], 1),
+        lambda: node.on_join(print),
+        lambda: channel.get(1),
+        lambda: node.session,
+    ]
+    for use in uses:
+        with pytest.raises(MeshClosed):
+            use()
+    assert list(channel) == []
+    assert "closed" in repr(node)
+
+
+def _close_in_handler(node: Node, other: Node, done: threading.Event) -> None:
+    def handle(message: Any) -> None:
+        node.close()
+        done.set()
+
+    node.subscribe("other/topic", handle)
+    meet(node, other)
+    other.publish("topic", 1)
+
+
+def _close_in_service(node: Node, other: Node, done: threading.Event) -> None:
+    def handle(message: Any) -> None:
+        node.close()
+        done.set()
+
+    node.serve("end", handle)
+    meet(node, other)
+    with pytest.raises(ConnectionError):
+        other.request("node", "end", timeout=LIMIT_S)
+
+
+def _close_in_join(node: Node, other: Node, done: threading.Event) -> None:
+    def handle(peer: Any) -> None:
+        node.close()
+        done.set()
+
+    node.on_join(handle)
+
+
+@pytest.mark.parametrize("close", [_close_in_handler, _close_in_service, _close_in_join])
+def test_a_node_may_be_closed_by_its_own_handlers(join: Join, close: Callable[..., None]) -> None:
+    node, other = join("node"), join("other")
+    node.serve("more", print)
+    node.subscribe("**", print)
+    done = threading.Event()
+    close(node, other, done)
+    assert done.wait(LIMIT_S)
+    until(lambda: other.peers(ask=False) == [], "the other to see that it has left")
+
+
+def test_a_node_closes_once_from_many_threads_that_use_it(join: Join) -> None:
+    node, other = join("node"), join("other")
+    node.serve("echo", lambda message: message.value)
+    heard = other.subscribe("node/count")
+    meet(node, other)
+    odd: list[BaseException] = []
+
+    def use(call: Callable[[], Any]) -> None:
+        try:
+            while True:
+                call()
+        except MeshClosed:
+            pass
+        except BaseException as error:
+            odd.append(error)
+
+    calls: list[Callable[[], Any]] = [
+        lambda: node.publish("count", 1),
+        lambda: node.publish("state", 1, "state"),
+        lambda: node.subscribe("other/*").close(),
+        lambda: node.serve("short", print).close(),
+        lambda: node.peers(),
+        lambda: node.request("node", "echo"),
+    ]
+    threads = [threading.Thread(target=use, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    take(heard, 20)
+    closers = [threading.Thread(target=node.close) for _ in range(3)]
+    for thread in closers:
+        thread.start()
+    for thread in (*closers, *threads):
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    assert odd == []
+    until(lambda: other.peers(ask=False) == [], "the other to see that it has left")
+
+
+def test_nothing_grows_when_things_come_and_go(join: Join, mesh: str) -> None:
+    base = join("base")
+    me = psutil.Process()
+
+    def round_of(count: int) -> tuple[int, int]:
+        for number in range(count):
+            with Node(f"node-{number}", mesh=mesh) as node:
+                for one in range(5):
+                    base.subscribe(f"node-{number}/{one}", print).close()
+                    base.serve(f"topic-{one}", print, threads=2).close()
+                node.publish("topic", 1, "state")
+        return me.num_threads(), me.num_fds()
+
+    round_of(5)
+    before = round_of(10)
+    after = round_of(20)
+    # Zenoh's own threads come and go by one or two.
+    assert after[0] <= before[0] + 4
+    assert after[1] <= before[1] + 4
+    assert len(base._subscriptions) <= 1
+    assert len(base._services) <= 1
+
+
+_LEFT_OPEN = """
+node, other = Node("node", mesh=mesh), Node("other", mesh=mesh, visible=False)
+for one in (node, other):
+    one.subscribe("**", lambda message: None)
+    one.subscribe("*/state")
+    one.serve("topic", lambda message: None)
+    one.on_join(lambda peer: None)
+    one.publish("topic", 1)
+    one.publish("state", 1, "state")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "text"),
+    [
+        ("", 0, ""),
+        ("raise ValueError('at the end')", 1, "ValueError: at the end\n"),
+        ("sys.exit(7)", 7, ""),
+        ("node.publish('topic', bytes(64 * 2**20 + 1))", 1, "at most\n"),
+    ],
+)
+def test_a_script_that_leaves_a_node_open_ends(child: Start, end: str, status: int, text: str) -> None:
+    process = child(_LEFT_OPEN + end, stderr=subprocess.PIPE).process
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == status, said
+    assert said.decode().endswith(text)
+    assert b"Traceback" in said if status == 1 else said == b""
+
+
+def test_ctrl_c_interrupts_who_waits(child: Start) -> None:
+    script = """
+    def interrupted(wait):
+        threading.Thread(target=say, args=("waits",)).start()
+        try:
+            wait()
+        except KeyboardInterrupt:
+            say("interrupted")
+
+    with Node("node", mesh=mesh) as node, Node("other", mesh=mesh) as other:
+        other.serve("never", lambda message: (threading.Event().wait(1), time.sleep(20)))
+        channel = node.subscribe("**")
+        interrupted(channel.get)
+        interrupted(lambda: channel.get(60))
+        interrupted(lambda: next(iter(channel)))
+        interrupted(lambda: node.wait_for(["nobody"], 60))
+        interrupted(lambda: node.request("other", "never", timeout=60))
+        say("ends")
+        os._exit(3)
+    """
+    process = child(script)
+    for _ in range(5):
+        assert process.said() == "waits"
+        time.sleep(0.2)  # until it really waits: an earlier signal would be noticed as well, and prove less
+        begun = time.monotonic()
+        process.process.send_signal(signal.SIGINT)
+        assert process.said() == "interrupted"
+        assert time.monotonic() - begun < LIMIT_S / 2
+    assert process.said() == "ends"
+    assert process.process.wait(LIMIT_S) == 3
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_is_told(mesh: str) -> None:
+    script = """
+    import os, sys
+    from neuraxis.errors import ForkedProcess
+    from neuraxis.mesh import Node
+    node = Node("node", mesh=sys.argv[1])
+    channel = node.subscribe("**")
+    node.serve("topic", print)
+    node.publish("topic", 1)
+    if os.fork() == 0:
+        uses = [
+            lambda: node.publish("topic", 1), lambda: node.subscribe("a"), lambda: node.serve("b", print),
+            lambda: node.request("a", "b"), node.peers, lambda: node.wait_for("b", 1), channel.get,
+        ]
+        told = 0
+        for use in uses:
+            try:
+                use()
+            except ForkedProcess:
+                told += 1
+        channel.close()
+        sys.exit(told)  # with all that runs at an exit
+    _, status = os.wait()
+    node.publish("topic", 2)
+    print(os.waitstatus_to_exitcode(status), [peer.name for peer in node.peers()])
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), mesh],
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("7 []\n", 0), done.stderr

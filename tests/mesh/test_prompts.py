@@ -1,0 +1,311 @@
+"""A prompt is answered at most once, whoever was slow, died or was asked again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from neuraxis.errors import InvalidArgument, RequestFailed
+from neuraxis.mesh import Message, Node
+from neuraxis.mesh.once import Once
+from neuraxis.mesh.prompts import Answer, Prompt, Prompts
+from neuraxis.mesh.roles import NobodyAnswered
+from tests.mesh.role_node import killed_when_asked, role_node, warm
+
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm()
+
+
+class Town:
+    """Who asks, who answers, how often each worked on what, and everything that was published as answered."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.mesh = f"prompts-{uuid.uuid4().hex[:8]}"
+        self.worked: Counter[tuple[str, str]] = Counter()
+        self.published: list[Answer] = []
+        self.gates: dict[str, threading.Event] = {}
+        self.working: dict[str, threading.Event] = {}
+        self.observer = stack.enter_context(Node("observer", mesh=self.mesh))
+        self.observer.subscribe("**/prompt/answered", self._note, type=Answer)
+        self.node = stack.enter_context(Node("caller", mesh=self.mesh))
+        self.prompts = Prompts(self.node)
+        stack.callback(lambda: [gate.set() for gate in self.gates.values()])
+
+    def _note(self, message: Message) -> None:
+        assert message.node == message.value.by
+        self.published.append(message.value)
+
+    def answerer(self, name: str, slow: bool = False, role: str = "language") -> Prompts:
+        """A node that answers; a slow one when its gate is opened."""
+        gate, working = self.gates[name], self.working[name] = threading.Event(), threading.Event()
+        if not slow:
+            gate.set()
+
+        def answer(prompt: Prompt) -> str:
+            self.worked[name, prompt.id] += 1
+            working.set()
+            assert gate.wait(LONG_S)
+            return f"{name}: {prompt.text}"
+
+        node = self.stack.enter_context(Node(name, role, self.mesh))
+        prompts = Prompts(node, answer)
+        assert self.node.wait_for([name], LONG_S) == []
+        return prompts
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    with ExitStack() as stack:
+        yield Town(stack)
+
+
+def until(condition, what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.005)
+
+
+def test_a_prompt_is_answered_and_published(town: Town):
+    town.answerer("a")
+    town.answerer("b")
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language")
+    assert answer == Answer("p1", "a", "a: hello")
+    until(lambda: town.published, "the answer is published")
+    assert town.published == [answer]
+    assert town.worked == {("a", "p1"): 1}
+
+
+def test_asked_again_it_is_the_same_answer_and_nobody_works_twice(town: Town):
+    first = town.answerer("a")
+    town.answerer("b")
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language")
+    first.node.close()
+    assert town.prompts.ask(Prompt("p1", "hello"), "language") == answer
+    assert town.worked == {("a", "p1"): 1}
+
+
+def test_another_node_that_is_asked_the_same_gives_the_answer_of_the_first(town: Town):
+    town.answerer("a", role="language")
+    other = town.answerer("b", role="speech")
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language")
+    until(lambda: "p1" in other._known, "the other has heard of the answer")
+    with Node("second", mesh=town.mesh) as node:
+        assert node.wait_for(["b"], LONG_S) == []
+        assert Prompts(node).ask(Prompt("p1", "hello"), "speech") == answer
+    assert town.worked == {("a", "p1"): 1}
+    assert town.published == [answer]
+
+
+def test_one_that_comes_later_hears_of_answers_from_before(town: Town):
+    town.answerer("a", role="language")
+    answers = [town.prompts.ask(Prompt(f"p{number}", "hello"), "language") for number in range(5)]
+    late = town.answerer("late", role="speech")
+    until(lambda: len(late._known) == 5, "it has heard of all of them")
+    assert list(late._known.values()) == answers
+
+
+def test_a_slow_one_is_passed_over_and_its_answer_does_not_count(town: Town):
+    slow = town.answerer("slow", slow=True)
+    town.answerer("quick")
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language", timeout=1.0)
+    assert answer == Answer("p1", "quick", "quick: hello")
+    town.gates["slow"].set()
+    until(lambda: "p1" in slow._known, "the slow one is told")
+    assert slow._known["p1"] == answer
+    until(lambda: town.published, "the answer is published")
+    assert town.published == [answer]
+    assert slow.node.sent() == {}
+    assert town.worked == {("slow", "p1"): 1, ("quick", "p1"): 1}
+    assert town.prompts.ask(Prompt("p1", "hello"), "language") == answer
+
+
+def test_the_first_answer_counts_also_if_it_is_that_of_the_one_passed_over(town: Town):
+    town.answerer("slow", slow=True)
+    slower = town.answerer("slower", slow=True)
+    answers: list[Answer] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(town.prompts.ask(Prompt("p1", "hello"), "language", timeout=4.0))
+    )
+    thread.start()
+    assert town.working["slower"].wait(LONG_S)  # so "slow" has been passed over
+    town.gates["slow"].set()
+    thread.join()
+    assert answers == [Answer("p1", "slow", "slow: hello")]
+    town.gates["slower"].set()
+    until(lambda: "p1" in slower._known, "the other is told")
+    assert slower._known["p1"] == answers[0]
+    until(lambda: town.published, "the answer is published")
+    assert town.published == answers
+
+
+def test_when_all_were_asked_a_slow_one_may_still_answer(town: Town):
+    town.answerer("slow", slow=True)
+    opener = threading.Timer(0.6, town.gates["slow"].set)
+    opener.start()
+    # The default node is here and serves nothing: after it there is nobody left to ask.
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language", timeout=LONG_S / 10, default_node="observer")
+    opener.join()
+    assert answer == Answer("p1", "slow", "slow: hello")
+
+
+def test_nobody_answers_in_time_and_later_the_same_is_asked_again(town: Town):
+    slow = town.answerer("slow", slow=True)
+    with pytest.raises(NobodyAnswered, match="slow: 'prompt' of node 'slow' was asked, and did not answer"):
+        town.prompts.ask(Prompt("p1", "hello"), "language", timeout=0.3)
+    town.gates["slow"].set()
+    until(lambda: slow._once._called["p1"].done(), "it has an answer for which nobody waits")
+    assert town.published == []
+    answer = town.prompts.ask(Prompt("p1", "hello"), "language")
+    assert answer == Answer("p1", "slow", "slow: hello")
+    assert town.worked == {("slow", "p1"): 1}  # the answer that it had made
+
+
+def test_one_that_is_killed_while_it_works_makes_room_for_the_next(town: Town):
+    with role_node(town.mesh, "first", "language", "hangs") as process:
+        assert town.node.wait_for(["first"], LONG_S) == []
+        town.answerer("second")
+        with killed_when_asked(process):
+            answer = town.prompts.ask(Prompt("p1", "hello"), "language", timeout=2 * LONG_S)
+    assert answer == Answer("p1", "second", "second: hello")
+
+
+def test_the_default_node_answers_when_nobody_has_the_role(town: Town):
+    town.answerer("lang", role="fallback")
+    assert town.prompts.ask(Prompt.new("hello"), "language", default_node="lang").by == "lang"
+    with pytest.raises(NobodyAnswered, match="no node here has it"):
+        town.prompts.ask(Prompt.new("hello"), "language")
+
+
+def test_a_node_that_asks_can_answer_itself(town: Town):
+    both = town.answerer("both")
+    answer = both.ask(Prompt("p1", "hello"), "nobody", default_node="both")
+    assert answer == Answer("p1", "both", "both: hello")
+    until(lambda: town.published, "the answer is published")
+    assert town.published == [answer]
+
+
+def test_what_the_function_raised_is_raised_and_it_is_not_called_again(town: Town):
+    calls: list[str] = []
+
+    def fail(prompt: Prompt) -> None:
+        calls.append(prompt.id)
+        raise LookupError(prompt.text)
+
+    with Node("a", "language", town.mesh) as node:
+        Prompts(node, fail)
+        assert town.node.wait_for(["a"], LONG_S) == []
+        for _ in range(2):
+            with pytest.raises(RequestFailed, match="LookupError: hello"):
+                town.prompts.ask(Prompt("p1", "hello"), "language")
+    assert calls == ["p1"]
+    assert town.published == []
+
+
+def test_who_answered_is_called_once(town: Town):
+    accepted: list[Answer] = []
+    with Node("a", "language", town.mesh) as node:
+        Prompts(node, lambda prompt: len(prompt.text), answered=accepted.append)
+        assert town.node.wait_for(["a"], LONG_S) == []
+        answer = town.prompts.ask(Prompt("p1", "hello"), "language")
+        with Node("second", mesh=town.mesh) as other:
+            assert other.wait_for(["a"], LONG_S) == []
+            assert Prompts(other).ask(Prompt("p1", "hello"), "language") == answer
+        until(lambda: accepted, "it is called")
+    assert accepted == [answer] == [Answer("p1", "a", 5)]
+
+
+def test_a_prompt_is_not_asked_twice_at_the_same_time(town: Town):
+    town.answerer("slow", slow=True)
+    thread = threading.Thread(target=lambda: town.prompts.ask(Prompt("p1", "hello"), "language", timeout=LONG_S))
+    thread.start()
+    assert town.working["slow"].wait(LONG_S)
+    with pytest.raises(InvalidArgument, match="'p1' is being asked already"):
+        town.prompts.ask(Prompt("p1", "hello"), "language")
+    town.gates["slow"].set()
+    thread.join()
+
+
+def test_topics_have_nothing_to_do_with_each_other(town: Town):
+    town.answerer("a")
+    with Node("b", "language", town.mesh) as node:
+        Prompts(node, lambda prompt: "b", topic="riddle/hard")
+        assert town.node.wait_for(["b"], LONG_S) == []
+        asker = Prompts(town.node, topic="riddle/hard")
+        assert asker.ask(Prompt("p1", "hello"), "language", timeout=LONG_S) == Answer("p1", "b", "b")
+        assert town.prompts.ask(Prompt("p1", "hello"), "language").by == "a"
+
+
+def test_many_prompts_and_nodes_of_every_speed(town: Town):
+    """Whatever happens when: one answer for each id, and it is the one that was published."""
+    made: Counter[tuple[str, str]] = Counter()
+
+    def answerer(name: str) -> None:
+        chance = random.Random(name)
+
+        def answer(prompt: Prompt) -> str:
+            made[name, prompt.id] += 1
+            time.sleep(chance.choice([0.0, 0.0, 0.05, 0.15]))
+            return f"{name} {prompt.id}"
+
+        Prompts(town.stack.enter_context(Node(name, "language", town.mesh)), answer, threads=8)
+
+    names = ["a", "b", "c"]
+    for name in names:
+        answerer(name)
+    assert town.node.wait_for(names, LONG_S) == []
+    answers: dict[str, Answer] = {}
+    unanswered: list[str] = []
+
+    def ask(first: int) -> None:
+        for number in range(first, 40, 4):
+            try:
+                answers[f"p{number}"] = town.prompts.ask(Prompt(f"p{number}", "?"), "language", timeout=0.3)
+            except NobodyAnswered:
+                unanswered.append(f"p{number}")
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted([*answers, *unanswered]) == sorted(f"p{number}" for number in range(40))
+    assert answers
+    until(lambda: len(town.published) >= len(answers), "all answers are published")
+    assert {one.id: one for one in town.published} == answers
+    assert len(town.published) == len(answers)
+    assert set(made.values()) == {1}
+    assert all(answer.value == f"{answer.by} {id}" for id, answer in answers.items())
+
+
+def test_once_forgets_the_oldest_that_are_done():
+    once = Once(remembered=3)
+    calls: list[str] = []
+    for id in ("a", "b", "c", "d", "b", "a", "d"):
+        assert once.call(id, lambda id=id: calls.append(id) or id, 1.0) == id
+    assert calls == ["a", "b", "c", "d", "a"]
+    assert len(once) == 3
+
+
+def test_once_waits_for_the_first_call_and_not_for_ever():
+    once, gate, begun = Once(), threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: once.call("a", lambda: begun.set() or gate.wait(LONG_S), LONG_S))
+    thread.start()
+    assert begun.wait(LONG_S)
+    with pytest.raises(TimeoutError):
+        once.call("a", lambda: pytest.fail("called twice"), 0.05)
+    gate.set()
+    assert once.call("a", lambda: pytest.fail("called twice"), LONG_S) is True
+    thread.join()

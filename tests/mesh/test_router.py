@@ -1,0 +1,177 @@
+"""A router in this process, two that find each other, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from neuraxis.errors import InvalidArgument, MeshError
+from neuraxis.mesh.certificates import init_keys
+from neuraxis.mesh.router import Router
+from neuraxis.mesh.topology import Tls
+from tests.mesh.raw import Ear, fence, say_until_heard, session, until, warm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warmed() -> None:
+    warm()
+
+
+def port_of(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+def test_clients_meet_at_a_router() -> None:
+    with (
+        Router(["tcp/127.0.0.1:0"]) as router,
+        session(router.endpoints) as one,
+        session(router.endpoints) as other,
+    ):
+        assert port_of(router.endpoints[0]) > 0
+        heard = Ear(one, "neuraxis/m/**")
+        fence(one)
+        other.put("neuraxis/m/a/b", "hello")
+        assert heard.wait("hello") == [("neuraxis/m/a/b", "hello")]
+        assert router.peer_count() == 2
+
+
+def test_it_listens_at_several_places_and_each_has_its_port() -> None:
+    with Router(["tcp/127.0.0.1:0", "tcp/localhost:0"]) as router:
+        assert len({port_of(endpoint) for endpoint in router.endpoints}) == 2
+        for endpoint in router.endpoints:
+            with session([endpoint]):
+                pass
+
+
+def test_by_default_it_is_on_this_machine_only() -> None:
+    with socket.socket() as holder:
+        # Whoever has the port, we or a router that runs here, it is this one that is asked for.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", 7447))
+            holder.listen()
+        except OSError:
+            pass
+        with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:7447: the address is taken"):
+            Router()
+
+
+def test_closing_frees_the_port() -> None:
+    router = Router(["tcp/127.0.0.1:0"])
+    again = list(router.endpoints)
+    with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:\d+: the address is taken"):
+        Router(again)
+    router.close()
+    router.close()
+    assert router.peer_count() == 0
+    assert "closed" in repr(router)
+    with Router(again) as router:
+        assert list(router.endpoints) == again
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_two_routers_pass_messages_on(tmp_path: Path, secured: bool) -> None:
+    """In either order of starting; a client of one hears a client of the other."""
+    tls = None
+    if secured:
+        init_keys(tmp_path, ["vision"])
+        tls = Tls.from_folder(tmp_path, "router")
+    keys = {"authority": tmp_path / "ca.pem", "keys": (tmp_path, "vision")} if secured else {}
+    protocol = "tls" if secured else "tcp"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        later = f"{protocol}/127.0.0.1:{probe.getsockname()[1]}"
+    with Router([f"{protocol}/127.0.0.1:0"], [later], tls) as first:
+        with (
+            Router([later], tls=tls) as second,
+            session(first.endpoints, **keys) as one,
+            session(second.endpoints, **keys) as other,
+        ):
+            until(lambda: first.peer_count() == second.peer_count() == 2, "the routers to meet")
+            heard = Ear(one, "neuraxis/m/**")
+            said = other.declare_publisher("neuraxis/m/a/b")
+            say_until_heard(said, heard, "across")
+            assert set(heard.heard) == {("neuraxis/m/a/b", "across")}
+        # A router that is gone is waited for.
+        with Router([later], tls=tls) as second:
+            until(lambda: second.peer_count() == 1, "the routers to meet again")
+
+
+def test_beyond_this_machine_keys_are_needed_or_that_none_are_wanted_is_said(tmp_path: Path) -> None:
+    for endpoint in ("tcp/0.0.0.0:0", "tcp/[::]:0", "udp/0.0.0.0:0", "tcp/192.0.2.1:7447", "tcp/robot.invalid:7447"):
+        with pytest.raises(InvalidArgument, match="--insecure"):
+            Router([endpoint])
+        with pytest.raises(InvalidArgument, match="--insecure"):
+            Router(["tcp/127.0.0.1:0"], connect=[endpoint])
+    with pytest.raises(InvalidArgument, match="TLS needs keys"):
+        Router(["tls/0.0.0.0:0"])
+    with Router(["tcp/0.0.0.0:0"], insecure=True) as router, session([f"tcp/127.0.0.1:{port_of(router.endpoints[0])}"]):
+        pass
+    init_keys(tmp_path)
+    tls = Tls.from_folder(tmp_path, "router")
+    with pytest.raises(InvalidArgument, match="--insecure"):
+        Router(["tcp/0.0.0.0:0"], tls=tls)
+    with (
+        Router(["tls/0.0.0.0:0"], tls=tls) as router,
+        session([f"tls/localhost:{port_of(router.endpoints[0])}"], authority=tls.authority, keys=(tmp_path, "router")),
+    ):
+        pass
+
+
+def test_addresses_that_cannot_be() -> None:
+    for endpoint, reason in (
+        ("tcp/192.0.2.1:7447", "cannot listen at tcp/192.0.2.1:7447"),
+        ("tcp/192.0.2.1:0", "cannot listen at tcp/192.0.2.1:0"),
+        ("tcp/robot.invalid:0", "cannot listen at tcp/robot.invalid:0"),
+    ):
+        with pytest.raises(MeshError, match=reason):
+            Router([endpoint], insecure=True)
+    for wrong in (
+        "tcp/127.0.0.1:0",
+        [],
+        ["nonsense"],
+        ["carrier/pigeon:1"],
+        ["tcp/127.0.0.1"],
+        ["tcp/127.0.0.1:99999"],
+    ):
+        with pytest.raises(InvalidArgument):
+            Router(wrong)
+
+
+def test_rules_need_keys_and_a_file_that_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="keys are needed"):
+        Router(["tcp/127.0.0.1:0"], acl=tmp_path / "acl.json5")
+    init_keys(tmp_path)
+    tls = Tls.from_folder(tmp_path, "router")
+    with pytest.raises(MeshError, match=r"acl\.json5"):
+        Router(["tls/127.0.0.1:0"], tls=tls, acl=tmp_path / "acl.json5")
+    for text in ("}{", '{"access_control": {"enabled": "perhaps"}}', '{"access_control": {"enabled": true}}'):
+        (tmp_path / "acl.json5").write_text(text)
+        with pytest.raises(MeshError):
+            Router(["tls/127.0.0.1:0"], tls=tls, acl=tmp_path / "acl.json5")
+
+
+def test_a_native_configuration_is_used_as_it_is(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"tcp/127.0.0.1:{probe.getsockname()[1]}"
+    file = tmp_path / "zenoh.json5"
+    quiet = "scouting: {multicast: {enabled: false}}, transport: {shared_memory: {enabled: false}}"
+    for listen in (json.dumps([endpoint]), json.dumps({"router": [endpoint], "peer": []})):
+        file.write_text(f'{{mode: "router", {quiet}, /* ours */ listen: {{endpoints: {listen}}}}}')
+        with Router(zenoh_config=file) as router, session([endpoint]):
+            assert router.endpoints == (endpoint,)
+            until(lambda router=router: router.peer_count() == 1, "the client to be seen")
+    for text, reason in (("{}", 'mode: "router"'), ('{mode: "peer"}', "its mode is peer"), ("}{", "cannot read it")):
+        file.write_text(text)
+        with pytest.raises(MeshError, match=reason):
+            Router(zenoh_config=file)
+    with pytest.raises(MeshError, match="cannot read it"):
+        Router(zenoh_config=tmp_path / "none.json5")
+    # What protects must not be passed over in silence.
+    for options in ({"listen": [endpoint]}, {"connect": [endpoint]}, {"insecure": True}, {"acl": file}):
+        with pytest.raises(InvalidArgument, match="it is used as it is"):
+            Router(zenoh_config=file, **options)
