@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo patterns test lint bench install clean
+.PHONY: help demo patterns robot test lint bench soak install clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -15,6 +15,9 @@ demo: .venv/base  ## watch a brain learn on all cores, and get a report
 patterns: .venv/base  ## see every communication pattern run between four processes
 	$(BIN)/neuraxis patterns -n 4 --html patterns.html
 	@echo "The same as a page to keep open: patterns.html"
+
+robot: .venv/base  ## a robot of four regions: one is killed and comes back, a sensor is added
+	$(BIN)/python examples/robot_brain/tour.py
 
 test: lint  ## everything that must pass before a change lands
 	$(BIN)/python -m pytest
@@ -27,6 +30,9 @@ lint: .venv/dev  ## style, types, layers
 
 bench: .venv/dev  ## measure the collectives beside gloo and Open MPI
 	$(BIN)/neuraxis bench collectives --plot benchmark.png
+
+soak: .venv/dev  ## ten minutes of nodes at 1 kHz, one killed and brought back every ten seconds
+	$(BIN)/python benchmarks/soak.py --minutes 10
 
 install: .venv/all  ## everything, every extra included
 

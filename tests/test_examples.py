@@ -27,6 +27,8 @@ EXAMPLES = {
     "12_own_neuron.py": ([sys.executable], "half a period (10 ms) apart: 0 spikes"),
     "13_learn.py": ([sys.executable], "neurons in 6 regions"),
     "14_own_region.py": ([sys.executable], "the light is in column 3"),
+    "15_nodes.py": ([sys.executable], "still here: counter"),
+    "16_brain_on_the_mesh.py": ([sys.executable], "prefrontal was killed; cortex went on"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {

@@ -16,9 +16,7 @@ def with_diary(spec: BrainSpec, file: Path) -> BrainSpec:
 
     diary = RegionSpec(kind="python", create="diary:Diary", config={"file": str(file)})
     hears = tuple(PathwaySpec(source=name, target="diary", delay_ms=1.0) for name in spec.regions)
-    return msgspec.structs.replace(
-        spec, regions={**spec.regions, "diary": diary}, pathways=(*spec.pathways, *hears)
-    )
+    return msgspec.structs.replace(spec, regions={**spec.regions, "diary": diary}, pathways=(*spec.pathways, *hears))
 
 
 class Diary:

@@ -1,18 +1,19 @@
 """The regions of the robot's brain: seeing, understanding, deciding and moving.
 
-Each gets what others sent and answers with data of its own, once in one process or on the mesh. There it also has a
-node, through which it can be asked (prompts), see who is here (where to send an order) and agree with others (before the
-arm moves). Without one it takes everybody for present, and decides alone.
+Each gets what others sent and answers with data of its own, in one process as on the mesh. There it also has a node,
+through which it can be asked (prompts), see who is here (where to send an order) and agree with others (before the arm
+moves). Without one it takes everybody for present, and decides alone.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 from arm import REST, Joints, hand_of, joints_for, towards, within_limits
-from scene import COLOURS, find_objects, render
-from words import SHAPES, parse
+from scene import find_objects, render
+from words import parse
 
 from neuraxis.brain import Event
 from neuraxis.brain.choice import uniform
@@ -72,11 +73,10 @@ class Vision(OnMesh):
         return f"I see {in_words(self.objects)}"
 
     def get_state(self) -> dict[str, Any]:
-        return {"frames": self.frames, "gaze": list(COLOURS).index(self.gaze) if self.gaze else -1}
+        return kept([self.frames, self.gaze, self.objects])
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.frames, gaze = int(state["frames"]), int(state["gaze"])
-        self.gaze = list(COLOURS)[gaze] if gaze >= 0 else ""
+        self.frames, self.gaze, self.objects = read_back(state)
 
 
 # --- language -----------------------------------------------------------------------------------------------
@@ -87,8 +87,6 @@ class Language(OnMesh):
 
     Sends {features: [...], replies: [...]}: what commands mean, and what it says itself.
     """
-
-    stateless = True
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         self.heard_of = "nothing yet"
@@ -112,6 +110,12 @@ class Language(OnMesh):
         meant = parse(prompt.text)
         wish = max(meant["intents"], key=lambda intent: meant["intents"][intent])
         return f"I only have words: you {wish}; of things I last heard of {self.heard_of}"
+
+    def get_state(self) -> dict[str, Any]:
+        return kept(self.heard_of)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.heard_of = read_back(state)
 
 
 # --- prefrontal ---------------------------------------------------------------------------------------------
@@ -221,21 +225,12 @@ class Prefrontal(OnMesh):
         return [name for name in self.TARGETS if self.node.with_role(name)]
 
     def get_state(self) -> dict[str, Any]:
-        rows = np.full((len(COLOURS), 4), np.nan)
-        for row, colour in zip(rows, COLOURS, strict=True):
-            if colour in self.seen:
-                shape, *rest = self.seen[colour]
-                row[:] = SHAPES.index(shape), *rest
-        return {"orders": self.orders, "seen": rows}
+        return kept([self.orders, self.seen, self.felt])
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.orders = int(state["orders"])
-        self.seen = {
-            colour: (SHAPES[int(row[0])], *map(float, row[1:]))
-            for colour, row in zip(COLOURS, state["seen"], strict=True)
-            if not np.isnan(row[0])
-        }
-        self.felt = {}
+        self.orders, seen, felt = read_back(state)
+        self.seen = {colour: tuple(thing) for colour, thing in seen.items()}
+        self.felt = {sensor: tuple(measured) for sensor, measured in felt.items()}
 
 
 # --- motor --------------------------------------------------------------------------------------------------
@@ -244,8 +239,9 @@ class Prefrontal(OnMesh):
 class Motor(OnMesh):
     """One of several controllers of an arm. Before it moves, enough of them must find the movement right.
 
-    On the mesh the first of those that are here proposes the joints for an order, and the others check them by their own
-    reckoning; what was agreed is published (`<name>/agreed`), and all follow it. Alone, a controller follows itself.
+    On the mesh the first of those that are here proposes the joints for an order, and the others check them by their
+    own reckoning; what was agreed is published (`<name>/agreed`), and all follow it. Alone, a controller follows
+    itself.
     Sends {joints, hand, moving, order, votes, refused}.
     """
 
@@ -288,7 +284,11 @@ class Motor(OnMesh):
 
     def obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "stop":
-            self.order, self.goal, self.refused = order["id"], self.joints, f"stopped: {order.get('text', order['say'])}"
+            self.order, self.goal, self.refused = (
+                order["id"],
+                self.joints,
+                f"stopped: {order.get('text', order['say'])}",
+            )
             return
         joints = joints_for(*order["target"])
         if joints is None:
@@ -328,12 +328,11 @@ class Motor(OnMesh):
             self._agreed = message.value
 
     def get_state(self) -> dict[str, Any]:
-        return {"joints": np.array(self.joints), "goal": np.array(self.goal), "order": self.order}
+        return kept([self.joints, self.goal, self.order, self.votes, self.refused])
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.joints = (float(state["joints"][0]), float(state["joints"][1]))
-        self.goal = (float(state["goal"][0]), float(state["goal"][1]))
-        self.order = int(state["order"])
+        joints, goal, self.order, self.votes, self.refused = read_back(state)
+        self.joints, self.goal = tuple(joints), tuple(goal)
 
 
 # --- what they share ----------------------------------------------------------------------------------------
@@ -348,6 +347,15 @@ def orders_to(name: str, events: list[Event]) -> list[dict[str, Any]]:
         for order in event.data["orders"]
         if order["to"] == name
     ]
+
+
+def kept(state: Any) -> dict[str, Any]:
+    """What a region remembers, as the array of numbers that a checkpoint takes: the text of it in JSON."""
+    return {"json": np.frombuffer(json.dumps(state).encode(), np.uint8)}
+
+
+def read_back(state: dict[str, Any]) -> Any:
+    return json.loads(np.asarray(state["json"]).tobytes())
 
 
 def in_words(things: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 PIXELS = 32
 COLOURS = {"red": (210, 50, 40), "green": (50, 180, 60), "blue": (50, 70, 210), "yellow": (220, 200, 50)}
 BACKGROUND, NOISE = 110, 12
-NEAREST = 70.0  # how far a pixel may be from a colour to be of it
+NEAREST = 70  # how far a pixel may be from a colour to be of it
 SMALLEST = 6  # pixels; less is noise
 
 # The part of the table that is seen, in metres; the arm stands at (0, 0).
@@ -60,8 +60,8 @@ def find_objects(picture: NDArray[np.uint8]) -> list[dict[str, Any]]:
     """The coloured things in a picture: {colour, shape, x, y}, places in metres."""
     found = []
     for colour, values in COLOURS.items():
-        distance = np.linalg.norm(picture.astype(np.float64) - values, axis=2)
-        for pixels in connected_parts(distance < NEAREST):
+        distance = ((picture.astype(np.int32) - values) ** 2).sum(axis=2)
+        for pixels in connected_parts(distance < NEAREST**2):
             rows, columns = np.nonzero(pixels)
             if len(rows) < SMALLEST:
                 continue
@@ -77,7 +77,9 @@ def connected_parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:  # every pixel takes the smallest label of its neighbourhood, until none changes
         padded = np.pad(labels, 1)
-        neighbours = np.stack([padded[1:-1, 1:-1], padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]])
+        neighbours = np.stack(
+            [padded[1:-1, 1:-1], padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]]
+        )
         smallest = np.where(neighbours > 0, neighbours, mask.size + 1).min(axis=0)
         smallest = np.where(mask, smallest, 0)
         if np.array_equal(smallest, labels):

@@ -1,6 +1,6 @@
 """The robot's brain in one process, without the mesh: the same run every time.
 
-    python examples/robot_brain/sequential.py
+python examples/robot_brain/sequential.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from diary import read_diary, with_diary  # noqa: E402
 
 from neuraxis.brain import Brain, read_spec  # noqa: E402
 
-COMMANDS = ("take the red ball", "look at blue", "take the yellow box", "look at the blue ball and take it", "what do you see", "stop")
+COMMANDS = (
+    "take the red ball",
+    "look at blue",
+    "take the yellow box",
+    "look at the blue ball and take it",
+    "what do you see",
+    "stop",
+)
 
 
 def run(file: Path, workers: int = 1) -> str:
@@ -25,9 +32,9 @@ def run(file: Path, workers: int = 1) -> str:
     with Brain(with_diary(read_spec(HERE / "robot.toml"), file), workers=workers) as brain:
         brain.run(200.0)
         for command in COMMANDS:
-            brain.forward({"sensor/voice": {"text": command}}, 1500)
+            brain.forward({"sensor/voice": {"text": command}}, 1000)
         brain.forward({"sensor/thermal": {"celsius": 75.0}}, 300)
-        brain.forward({"sensor/voice": {"text": "grab the green box"}}, 700)
+        brain.forward({"sensor/voice": {"text": "grab the green box"}}, 300)
         return brain.fingerprint()
 
 

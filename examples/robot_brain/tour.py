@@ -29,7 +29,7 @@ from neuraxis.mesh.prompts import Answer, Prompt, Prompts
 
 HERE = Path(__file__).resolve().parent
 BRAIN = HERE / "robot.toml"
-START_S, STEP_S, END_S = 90.0, 15.0, 10.0
+START_S, STEP_S, END_S = 90.0, 15.0, 20.0
 AGAIN_S = 3.0  # a command after which nothing happened is said again: by the wall clock, what is late is lost
 NEAR_M = 0.03
 
@@ -64,7 +64,10 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},  # the brain's file names modules of this folder
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                },  # the brain's file names modules of this folder
             )
 
     def kill(self, name: str) -> None:
@@ -73,18 +76,21 @@ class Processes:
 
     def end(self, name: str) -> int:
         """Ask a process to leave; its exit status."""
+        self.running[name].terminate()
+        return self._left(name)
+
+    def end_all(self) -> dict[str, int]:
+        for process in self.running.values():
+            process.terminate()
+        return {name: self._left(name) for name in list(self.running)}
+
+    def _left(self, name: str) -> int:
         process = self.running.pop(name)
-        process.terminate()
         try:
             return process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
-
-    def end_all(self) -> dict[str, int]:
-        for process in self.running.values():
-            process.terminate()
-        return {name: self.end(name) for name in list(self.running)}
 
     def states(self, region: str) -> set[str]:
         """The states that a region has saved and still keeps."""
@@ -157,11 +163,16 @@ class Tour:
 
     def command(self, text: str, key: str, wanted: Callable[[Any], Any]) -> tuple[float, dict[str, Any], float, Any]:
         """Say something, and wait for what is to follow: when it was said, the order, and when and what followed."""
+        reason: DidNotHappen | None = None
         for _ in range(4):
+            if reason is not None:
+                self.tell(f'"{text}" is said again; it did not come to this: {reason}')
             said = self.now()
             self.node.publish("data", {"text": text})
             try:
-                at, order = self.wait("pfc/control", lambda data: _order(data, text), f"{text!r} is decided on", said, AGAIN_S)
+                at, order = self.wait(
+                    "pfc/control", lambda data: _order(data, text), f"{text!r} is decided on", said, AGAIN_S
+                )
                 done = self.wait(key, lambda data, order=order: wanted(data, order), f"{text!r} is done", at, AGAIN_S)
                 return said, order, *done
             except DidNotHappen as error:
@@ -193,16 +204,21 @@ class Tour:
         said, order, at, data = self.command(text, self.motor_key, arrived)
         votes = data["votes"]
         off = max(abs(a - b) for a, b in zip(data["hand"], order["target"], strict=True))
-        if off > NEAR_M or order["to"] != "motor" or not set(votes["for"]) <= set(able) or len(votes["for"]) < votes["needed"]:
+        if (
+            off > NEAR_M
+            or order["to"] != "motor"
+            or not set(votes["for"]) <= set(able)
+            or len(votes["for"]) < votes["needed"]
+        ):
             raise DidNotHappen(f"{text!r} brings the hand there: {data}, {order}")
         self.tell(
-            f'"{text}": pfc sends it to motor (entropy {order["entropy"]:.2f}), {len(votes["for"])} of 3 controllers agree '
-            f"({votes['needed']} needed), and the hand is there {1000 * (at - said):.0f} ms after the word",
+            f'"{text}": pfc sends it to motor (entropy {order["entropy"]:.2f}), {len(votes["for"])} of 3 controllers '
+            f"agree ({votes['needed']} needed), and the hand is there {1000 * (at - said):.0f} ms after the word",
             at, command=text, order=order, votes=votes,
         )  # fmt: skip
 
     def look(self) -> None:
-        said, order, at, data = self.command(
+        said, order, at, _ = self.command(
             "look at blue", "vision/objects", lambda data, order: data if data["gaze"] == "blue" else None
         )
         if order["to"] != "vision":
@@ -218,7 +234,11 @@ class Tour:
         self.processes.kill("vision")
         self.until(lambda: self.node.peer("vision") is None, "the others notice that vision is gone")
         noticed = self.now()
-        self.tell(f"vision was killed (SIGKILL) at picture {self.last_frame}; noticed after {1000 * (noticed - killed):.0f} ms", killed)
+        self.tell(
+            f"vision was killed (SIGKILL) at picture {self.last_frame}; "
+            f"the others noticed after {1000 * (noticed - killed):.0f} ms",
+            killed,
+        )
         steps = {peer.name: peer.step or 0 for peer in self.node.peers() if peer.name in self.regions}
         others = [name for name in self.regions if name != "vision"]
         time.sleep(1.2)  # what is shown is that time goes by, and longer than pfc trusts what it saw
@@ -230,7 +250,7 @@ class Tour:
         self.tell(f"the other {len(others)} go on: each made at least {went} more steps", steps=now)
 
     def decide_without_vision(self) -> None:
-        said, order, at, reply = self.command(
+        _, order, at, reply = self.command(
             "take the red ball",
             "lang/features",
             lambda data, order: next((one for one in data["replies"] if one == order["say"]), None),
@@ -253,7 +273,10 @@ class Tour:
         answers = [one for _, one in self.seen if one.topic == "prompt/answered" and one.value.id == prompt.id]
         if len(answers) != 1:
             raise DidNotHappen(f"the prompt is answered once: {answers}")
-        self.tell(f'prompt for the role vision: "{prompt.text}"; {answer.by} answers, once: "{answer.value}"', answer=answer.value)
+        self.tell(
+            f'prompt for the role vision: "{prompt.text}"; {answer.by} answers, once: "{answer.value}"',
+            answer=answer.value,
+        )
 
     def vision_returns(self) -> None:
         started = self.now()
@@ -270,18 +293,30 @@ class Tour:
         if answer.by != "vision":
             raise DidNotHappen(f"vision answers for itself again: {answer}")
         self.tell(f'the same prompt again; {answer.by} answers: "{answer.value}"')
+        first = data["frame"]
+        self.wait("vision/objects", lambda data: data["frame"] > first + 5, "vision goes on", at)  # so pfc knows, too
         self._take("take the red ball", ["motor", "motor-2", "motor-3"])
 
     def add_sensor(self) -> None:
         started = self.now()
         self.processes.start_sensor("--celsius", "24", "--heats-to", "95", "--after-s", "0.5")
         at, order = self.wait(
-            "pfc/control", lambda data: _about(data, "sensor/thermal", "say"), "pfc notices the sensor", started, START_S
+            "pfc/control",
+            lambda data: _about(data, "sensor/thermal", "say"),
+            "pfc notices the sensor",
+            started,
+            START_S,
         )
-        self.tell(f'sensor/thermal, which no file names, is heard {at - started:.1f} s after its start: "{order["say"]}"', at)
-        at, order = self.wait("pfc/control", lambda data: _about(data, "sensor/thermal", "stop"), "heat stops the arm", at)
+        self.tell(
+            f'sensor/thermal, which no file names, is heard {at - started:.1f} s after its start: "{order["say"]}"', at
+        )
+        at, order = self.wait(
+            "pfc/control", lambda data: _about(data, "sensor/thermal", "stop"), "heat stops the arm", at
+        )
         stopped, _ = self.wait(self.motor_key, lambda data: "too hot" in data["refused"], "the arm stops", at)
-        self.tell(f'it heats up: "{order["say"]}"; pfc stops the arm, which obeys after {1000 * (stopped - at):.0f} ms', at)
+        self.tell(
+            f'it heats up: "{order["say"]}"; pfc stops the arm, which obeys after {1000 * (stopped - at):.0f} ms', at
+        )
         status = self.processes.end("sensor/thermal")
         if status:
             raise DidNotHappen(f"the sensor leaves in good order, not with status {status}")
@@ -353,7 +388,9 @@ def main() -> int:
             try:
                 station()
             except Exception as error:  # whatever it is, the processes are ended and the story is told
-                failed = f"{station.__name__}: did not happen: {error}" if isinstance(error, DidNotHappen) else repr(error)
+                failed = (
+                    f"{station.__name__}: did not happen: {error}" if isinstance(error, DidNotHappen) else repr(error)
+                )
                 tour.tell(failed)
                 break
         if failed and not options.json:

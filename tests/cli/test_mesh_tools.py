@@ -87,7 +87,7 @@ def call(command, *words):
 
 def told(capsys, command, *words, status=0):
     """What a command prints."""
-    found = call(command, *words, "--mesh", MESH)
+    found = call(command, *words, "--mesh-name", MESH)
     printed = capsys.readouterr()
     assert (found, printed.err) == (status, "")
     return printed.out
@@ -131,7 +131,7 @@ def test_nobody_is_here(capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("nobody is here: the mesh ")
-    assert call("nodes", "--mesh", f"{MESH}-empty", "--json") == 0
+    assert call("nodes", "--mesh-name", f"{MESH}-empty", "--json") == 0
     assert capsys.readouterr() == ("[]\n", "")
 
 
@@ -154,7 +154,7 @@ def test_watch_draws_on_a_terminal_and_gives_it_back(speaker):
     termios.tcsetwinsize(follower, (24, 80))
     before = termios.tcgetattr(follower)
     environment = {**os.environ, "TERM": "xterm-256color"}
-    words = [sys.executable, "-m", "neuraxis", "nodes", "--watch", "--mesh", MESH]
+    words = [sys.executable, "-m", "neuraxis", "nodes", "--watch", "--mesh-name", MESH]
     # In a session of its own, Ctrl-C on its terminal is a signal to it.
     process = subprocess.Popen(
         ["setsid", "--ctty", "--wait", *words], stdin=follower, stdout=follower, stderr=follower, env=environment
@@ -211,7 +211,7 @@ TOPICS = ("frame", "mode", "objects", "raw")
 
 
 def test_a_mesh_where_nothing_is_said(capsys):
-    assert call("topics", "--mesh", f"{MESH}-empty", "--seconds", 0.1) == 0
+    assert call("topics", "--mesh-name", f"{MESH}-empty", "--seconds", 0.1) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("nothing is published on the mesh")
@@ -337,7 +337,7 @@ def test_through_a_router_with_keys(speaker, tmp_path, capsys):
         (["nodes", "--role", "guest"], "--role guest: says whose keys"),
         (["nodes", "--zenoh-config", "no.json5"], "--zenoh-config no.json5: there is no such file"),
         (["nodes", "--zenoh-config", "no.json5", "--insecure"], "--zenoh-config: is used as it is"),
-        (["nodes", "--mesh", "my mesh"], "mesh='my mesh'"),
+        (["nodes", "--mesh-name", "my mesh"], "mesh='my mesh'"),
         (["topics", "--seconds", "0"], "--seconds=0.0"),
         (["echo", "vision//x"], "KEY='vision//x'"),
         (["echo", "x", "--count", "0"], "--count=0"),

@@ -90,7 +90,7 @@ def test_it_says_where_it_listens() -> None:
 def test_keys_and_rules_from_the_command_line(tmp_path: Path, brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys, acl = tmp_path / "keys", tmp_path / "acl.json5"
     assert mesh("keys", "init", keys, "--brain", brain, "--hosts", "robot.local,10.0.0.3") == 0
-    assert mesh("acl", brain, "--out", acl, "--mesh", "m") == 0
+    assert mesh("acl", brain, "--out", acl, "--mesh-name", "m") == 0
     printed = capsys.readouterr()
     assert f"made {keys / 'cortex.pem'}" in printed.out
     assert f"wrote {acl}: " in printed.out

@@ -41,8 +41,14 @@ for _name, _target, _help in (
 
 
 def main() -> None:
+    # "--mesh local" says in words what "--mesh" means where a brain is run.
+    words = sys.argv[1:]
+    if words[:1] in (["run"], ["demo"]):
+        words = [word for i, word in enumerate(words) if word != "local" or words[i - 1] != "--mesh"]
     try:
-        app()
+        app(words)
+    except KeyboardInterrupt:
+        sys.exit(130)  # before a command could take it into its own hands
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`). Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, run_tool
+from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -77,13 +77,10 @@ def _echo(
 
     def check() -> None:
         from neuraxis.mesh.keys import check_expression
-        from neuraxis.network.arguments import positive, whole
 
         check_expression(key, "KEY")
-        if count is not None:
-            whole(count, "--count", 1)
-        if seconds is not None:
-            positive(seconds, "--seconds")
+        check_positive(count, "--count")
+        check_positive(seconds, "--seconds")
 
     def listen(node: Node) -> int:
         from neuraxis.observe.mesh_listening import Listener

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, run_tool
+from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -72,12 +72,10 @@ def _hz(
 
     def check() -> None:
         from neuraxis.mesh.keys import check_expression
-        from neuraxis.network.arguments import positive
 
         check_expression(key, "KEY")
-        positive(window, "--window")
-        if seconds is not None:
-            positive(seconds, "--seconds")
+        check_positive(window, "--window")
+        check_positive(seconds, "--seconds")
 
     def measure(node: Node) -> int:
         from neuraxis.observe.mesh_listening import Listener

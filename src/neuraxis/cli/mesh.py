@@ -95,7 +95,7 @@ def _acl(
     brain: Path,
     *,
     out: Path | None = None,
-    mesh: Annotated[str, Parameter(name=("--mesh-name", "--mesh"))] = "default",
+    mesh: Annotated[str, Parameter(name="--mesh-name")] = "default",
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Write the rules that let each role say and hear only what a brain's graph needs.

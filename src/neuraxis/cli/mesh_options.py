@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -23,7 +24,7 @@ from neuraxis.errors import InvalidArgument, NeuraxisError
 if TYPE_CHECKING:
     from neuraxis.mesh import Node, Topology
 
-__all__ = ["OBSERVER", "MeshOptions", "MeshToolOptions", "run_tool", "wait_for_others"]
+__all__ = ["OBSERVER", "MeshOptions", "MeshToolOptions", "check_positive", "run_tool", "wait_for_others"]
 
 OBSERVER = "observer"  # whose keys the tools use
 
@@ -96,14 +97,28 @@ class MeshOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class MeshToolOptions(MeshOptions):
-    """The same for tools, where `--mesh` is short for `--mesh-name`; in `neuraxis run` it is a flag."""
+    """The same for tools and nodes, where `--mesh local` may be said; in `neuraxis run`, `--mesh` is a flag."""
 
-    mesh_name: Annotated[
-        str, Parameter(name=("--mesh-name", "--mesh"), help="Which mesh: nodes of one name see each other.")
-    ] = "default"
+    mesh: Annotated[
+        Literal["local"] | None,
+        Parameter(help="local: the mesh of this machine, which is the default.", show_default=False),
+    ] = None
     role: Annotated[str | None, Parameter(help="Whose keys of that folder; by default those of the role observer.")] = (
         None
     )
+
+    def topology(self, role: str = OBSERVER) -> Topology:
+        if self.mesh == "local" and (self.connect or self.listen or self.zenoh_config):
+            raise InvalidArgument(
+                "--mesh local: is the mesh of this machine: not with --connect, --listen or --zenoh-config"
+            )
+        return super().topology(role)
+
+
+def check_positive(value: float | None, option: str) -> None:
+    """Raise if a number that was given is not above zero, or has no end."""
+    if value is not None and not 0 < value < math.inf:
+        raise InvalidArgument(f"{option}={value}: a number above 0 is expected")
 
 
 # --- a tool, from its node to its exit status ---

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from neuraxis.cli.brain_options import make_importable, tell_first_time
-from neuraxis.cli.mesh_options import MeshOptions
+from neuraxis.cli.mesh_options import MeshToolOptions
 from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.network.arguments import near, positive, whole
 
@@ -76,7 +76,7 @@ def _node(
     checkpoint_every_ms: float = 1000.0,
     resume: Annotated[bool, Parameter(negative=())] = False,
     seed: int | None = None,
-    mesh: MeshOptions | None = None,
+    how: MeshToolOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Run a region.
@@ -115,7 +115,7 @@ def _node(
     from neuraxis.execution.mesh import RegionNode
     from neuraxis.network.grid import to_steps
 
-    options = mesh or MeshOptions()
+    options = how or MeshToolOptions()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("neuraxis").setLevel(logging.INFO)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, run_tool, wait_for_others
+from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool, wait_for_others
 from neuraxis.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -89,14 +89,11 @@ def _pub(
     endless = rate is not None and count is None
 
     def check() -> None:
-        from neuraxis.network.arguments import not_negative, positive, whole
-
         _check_key(key)
-        if rate is not None:
-            positive(rate, "--rate")
-        if count is not None:
-            whole(count, "--count", 1)
-        not_negative(wait, "--wait")
+        check_positive(rate, "--rate")
+        check_positive(count, "--count")
+        if not 0 <= wait < math.inf:
+            raise InvalidArgument(f"--wait={wait}: a number of seconds, 0 or more, is expected")
 
     def place(node: Node) -> tuple[str, bool]:
         wait_for_others(node)

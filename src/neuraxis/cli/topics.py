@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, run_tool, wait_for_others
+from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool, wait_for_others
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -61,11 +61,6 @@ def _topics(
         Print a JSON list.
     """
 
-    def check() -> None:
-        from neuraxis.network.arguments import positive
-
-        positive(seconds, "--seconds")
-
     def look(node: Node) -> int:
         from rich.console import Console
 
@@ -86,4 +81,4 @@ def _topics(
             print(f"nothing is published on the mesh {node.mesh!r}; who is here: neuraxis nodes", file=sys.stderr)
         return 0
 
-    return run_tool("topics", mesh, look, check=check, interrupted=130)
+    return run_tool("topics", mesh, look, check=lambda: check_positive(seconds, "--seconds"), interrupted=130)

@@ -2,16 +2,20 @@
 
 `DistributedContext` makes this process a rank; `Communicator` is a group of ranks; the functions of
 `neuraxis.distributed` are its methods, flat. A `Backend` moves the data: `shm` between the processes of one host,
-`gloo` and `nccl` through torch, `mpi` through mpi4py, `local` for one rank.
+`gloo` and `nccl` through torch, `mpi` through mpi4py, `local` for one rank. Every name loads when it is used.
 """
 
 from __future__ import annotations
 
-from neuraxis.comm.communicator import Communicator
-from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
-from neuraxis.comm.nonmember import NonMember
-from neuraxis.comm.reduction import ReduceOp
-from neuraxis.comm.work import Work
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neuraxis.comm.communicator import Communicator
+    from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
+    from neuraxis.comm.nonmember import NonMember
+    from neuraxis.comm.reduction import ReduceOp
+    from neuraxis.comm.work import Work
 
 __all__ = [
     "BACKENDS",
@@ -23,3 +27,20 @@ __all__ = [
     "current_context",
     "init_distributed",
 ]
+
+_HOMES = {
+    "BACKENDS": "context",
+    "Communicator": "communicator",
+    "DistributedContext": "context",
+    "NonMember": "nonmember",
+    "ReduceOp": "reduction",
+    "Work": "work",
+    "current_context": "context",
+    "init_distributed": "context",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

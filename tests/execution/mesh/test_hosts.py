@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neuraxis.brain import Brain, write_spec
-from neuraxis.mesh import Topology
-from neuraxis.mesh.certificates import make_keys
+from neuraxis.mesh import Tls, Topology
+from neuraxis.mesh.certificates import init_keys
 from tests.execution.mesh.hosts_driver import MESH, REGIONS, play, round_brain
 from tests.mesh.namespaces import Hosts, bridged_hosts, netem_hosts, relayed_hosts
 
@@ -48,35 +47,35 @@ class Host:
 
     def __init__(self, hosts: Hosts, name: str, *words: str) -> None:
         self.name = name
+        self._rest = b""
         self.process = subprocess.Popen(
-            [*hosts.on(name), sys.executable, "-m", *words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*hosts.on(name), sys.executable, "-m", *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def tell(self, word: object) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.write(f"{word}\n".encode())
         self.process.stdin.flush()
 
-    def said(self) -> Any:
+    def said(self, prefix: str = "") -> Any:
         """The next thing it says."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], LIMIT_S)
-        assert ready, f"{self.name} says nothing"
-        line = self.process.stdout.readline()
-        assert line, f"{self.name} has ended, with {self.process.wait(LIMIT_S)}"
-        return json.loads(line)
+        deadline = time.monotonic() + LIMIT_S
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{self.name} says nothing"
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            assert piece, f"{self.name} has ended, with {self.process.wait(LIMIT_S)}"
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line.decode().removeprefix(prefix))
 
     def leave(self) -> Any:
         """Tell it to leave; the last thing it says."""
         self.process.terminate()
-        out, _ = self.process.communicate(timeout=LIMIT_S)
-        assert self.process.returncode == 0, self.name
-        return json.loads(out)
+        said = self.said()
+        assert self.process.wait(LIMIT_S) == 0, self.name
+        return said
 
     def kill(self) -> None:
         self.process.kill()
@@ -84,53 +83,66 @@ class Host:
 
 
 class Scene:
-    """A brain of three regions and its driver, on a host each, and one or two routers."""
+    """A brain of three regions and its driver, on a host each, and the routers that are started first."""
 
     def __init__(self, hosts: Hosts, brain_file: Path, patience_s: float, keys: Path | None = None) -> None:
         self.hosts = hosts
-        self.patience_s = patience_s
         self._file = brain_file
+        self._patience_s = patience_s
         self._keys = keys
         self._stack = ExitStack()
         self.routers: dict[str, Host] = {}
-        self.nodes: dict[str, Host] = {}
-        self.pieces = 0
 
-    def endpoint(self, name: str) -> str:
-        return f"{'tcp' if self._keys is None else 'tls'}/{self.hosts.addresses[name]}:7447"
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     def start_router(self, name: str, *others: str) -> None:
-        words = ["neuraxis", "router", "--listen", self.endpoint(name), "--json", *self._trust("router")]
+        words = ["--listen", self._endpoint(name), *(["--acl", str(self._keys / "acl.json5")] if self._keys else [])]
         for other in others:
-            words += ["--connect", self.endpoint(other)]
-        self.routers[name] = self._start(name, *[word for word in words if word != "--role" and word != "router:"])
-        assert self.routers[name].said()["endpoints"] == [self.endpoint(name)]
+            words += ["--connect", self._endpoint(other)]
+        self.routers[name] = self._start(name, "neuraxis", "router", "--json", *words, *self._trust)
+        assert self.routers[name].said()["endpoints"] == [self._endpoint(name)]
 
-    def start(self) -> None:
-        """Start the regions and the driver, at the routers that there are."""
-        connect = [self.endpoint(name) for name in self.routers]
-        for name in REGIONS:
-            words = ["neuraxis", "node", str(self._file), "--region", name, "--clock", "lockstep", "--json"]
-            words += ["--mesh-name", MESH, "--patience-s", str(self.patience_s), *self._trust(name)]
-            for endpoint in connect:
-                words += ["--connect", endpoint]
-            self.nodes[name] = self._start(name, *words)
+    def start_brain(self) -> None:
+        """Start the regions and the driver, as clients of the routers."""
+        routers = [self._endpoint(name) for name in self.routers]
+        words = ["--clock", "lockstep", "--json", "--mesh-name", MESH, "--patience-s", str(self._patience_s)]
+        for router in routers:
+            words += ["--connect", router]
+        self.nodes = {
+            name: self._start(name, "neuraxis", "node", str(self._file), "--region", name, *words, *self._trust)
+            for name in REGIONS
+        }
         tls = None if self._keys is None else Tls.from_folder(self._keys, "driver")
-        topology = Topology("client", connect=tuple(connect), tls=tls, insecure=self._keys is None)
-        options = {"topology": topology.as_data(), "patience_s": self.patience_s}
-        self.driver = self._start("driver", "tests.execution.mesh.hosts_driver", json.dumps(options))
+        topology = Topology("client", connect=tuple(routers), tls=tls, insecure=True, patience_s=30.0)
+        options = json.dumps({"topology": topology.as_data(), "patience_s": self._patience_s})
+        self.driver = self._start("driver", "tests.execution.mesh.hosts_driver", options)
 
-    def play(self, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Run a piece; `meanwhile` is done when it is under way."""
-        self.driver.tell(PIECE_MS)
+    def play(self, meanwhile: Callable[[], None] = lambda: None, time_ms: float = PIECE_MS) -> dict[str, Any]:
+        """Run a piece; `meanwhile` is done when it is under way. What the driver says at the end of it."""
+        self.driver.tell(time_ms)
         said = self.driver.said()
         assert "under_way" in said, said
         meanwhile()
-        self.pieces += 1
         answer: dict[str, Any] = self.driver.said()
         return answer
 
-    def _trust(self, role: str) -> list[str]:
+    def partition(self, *names: str) -> None:
+        """Cut hosts off, all from each other, for some seconds."""
+        for name in names:
+            self.hosts.cut(name)
+        time.sleep(PARTITION_S)  # what is tested is a partition of that length
+        for name in names:
+            self.hosts.mend(name)
+
+    def _endpoint(self, name: str) -> str:
+        return f"{'tcp' if self._keys is None else 'tls'}/{self.hosts.addresses[name]}:7447"
+
+    @property
+    def _trust(self) -> list[str]:
         return ["--insecure"] if self._keys is None else ["--tls", str(self._keys)]
 
     def _start(self, name: str, *words: str) -> Host:
@@ -138,5 +150,98 @@ class Scene:
         self._stack.callback(started.kill)
         return started
 
-    def close(self) -> None:
-        self._stack.close()
+
+def silences(answer: dict[str, Any]) -> list[Any]:
+    return [
+        (region, other, *silence)
+        for region, story in answer["stories"].items()
+        for other, heard in story["upstream"].items()
+        for silence in heard["silences"]
+    ]
+
+
+def test_lockstep_waits_for_cut_cables_and_a_new_router(brain_file: Path, wanted: list[str]) -> None:
+    with bridged_hosts(HOSTS) as hosts, Scene(hosts, brain_file, patience_s=15.0) as scene:
+        scene.start_router("router")
+        scene.start_brain()
+        assert scene.play()["fingerprint"] == wanted[0]
+
+        def restart_router() -> None:
+            scene.routers["router"].kill()
+            scene.start_router("router")
+
+        after = scene.play(restart_router)
+        assert (after["fingerprint"], silences(after)) == (wanted[1], [])
+        after = scene.play(lambda: scene.partition("cortex"))
+        assert (after["fingerprint"], silences(after)) == (wanted[2], [])
+        after = scene.play(lambda: scene.partition("router"))
+        assert (after["fingerprint"], silences(after)) == (wanted[3], [])
+        for name, node in scene.nodes.items():
+            story = node.leave()
+            assert (story["region"], story["step"]) == (name, after["step"])
+            assert [one["lost"] for one in story["upstream"].values()] == [0]
+
+
+def test_who_waits_less_goes_on_with_recorded_silence(brain_file: Path) -> None:
+    with bridged_hosts(HOSTS) as hosts, Scene(hosts, brain_file, patience_s=1.0) as scene:
+        scene.start_router("router")
+        scene.start_brain()
+        before = scene.play()
+        cut = scene.play(lambda: scene.partition("cortex"))
+        assert cut["step"] == 2 * before["step"]
+        first = next(one[2] for one in silences(cut) if one[:2] == ("association", "cortex"))
+        assert before["step"] < first <= cut["step"]
+        # The cable is whole again: some pieces later so is the brain.
+        for _ in range(20):
+            healed = scene.play()
+            if len(healed["stories"]) == len(REGIONS) and all(one[3] is not None for one in silences(healed)):
+                break
+        assert {story["step"] for story in healed["stories"].values()} == {healed["step"]}
+        last = next(one[3] for one in silences(healed) if one[:3] == ("association", "cortex", first))
+        assert first <= last < healed["step"]
+        again = scene.play()
+        assert len(silences(again)) == len(silences(healed))
+
+
+@pytest.mark.parametrize("rough_hosts", [netem_hosts, relayed_hosts])
+def test_delays_and_losses_change_nothing(
+    rough_hosts: Callable[..., AbstractContextManager[Hosts]], brain_file: Path, wanted: list[str]
+) -> None:
+    with rough_hosts(HOSTS, delay_ms=5.0, jitter_ms=2.0, loss=0.01) as hosts:
+        with Scene(hosts, brain_file, patience_s=15.0) as scene:
+            scene.start_router("router")
+            scene.start_brain()
+            after = scene.play()
+            assert (after["fingerprint"], silences(after)) == (wanted[0], [])
+
+
+def test_of_two_routers_one_may_die(brain_file: Path, wanted: list[str], tmp_path: Path) -> None:
+    with bridged_hosts(HOSTS) as hosts:
+        addresses = [hosts.addresses["router"], hosts.addresses["spare"]]
+        init_keys(tmp_path, [*REGIONS, "driver"], addresses)
+        subprocess.run(
+            [sys.executable, "-m", "neuraxis", "mesh", "acl", brain_file, "--mesh-name", MESH, "--out", tmp_path / "acl.json5"],
+            check=True,
+        )
+        with Scene(hosts, brain_file, patience_s=15.0, keys=tmp_path) as scene:
+            scene.start_router("router")
+            scene.start_router("spare", "router")
+            scene.start_brain()
+            assert scene.play()["fingerprint"] == wanted[0]
+            after = scene.play(scene.routers["router"].kill)
+            assert (after["fingerprint"], silences(after)) == (wanted[1], [])
+
+
+def test_ranks_on_two_hosts_move_together(brain_file: Path, tmp_path: Path) -> None:
+    stimulus = tmp_path / "cues.csv"
+    stimulus.write_text("start_ms,stop_ms,sensor,group,value\n0,200,cue,1,1\n200,300,cue,3,1\n")
+    run = ["-m", "neuraxis", "run", str(brain_file), "--stimulus", str(stimulus), "--json"]
+    alone = subprocess.run([sys.executable, *run, "--sequential"], capture_output=True, check=True, timeout=LIMIT_S)
+    with bridged_hosts(("router", "spare")) as hosts, ExitStack() as stack:
+        ranks = []
+        for number, name in enumerate(hosts.namespaces):
+            words = ["-n", "1", "--nodes", "2", "--node-rank", str(number), "--master-addr", hosts.addresses["router"]]
+            ranks.append(Host(hosts, name, "neuraxis", "launch", *words, *run, "--lockstep", "gloo"))
+            stack.callback(ranks[-1].kill)
+        assert ranks[0].said("[rank 0] ")["fingerprint"] == json.loads(alone.stdout)["fingerprint"]
+        assert [rank.process.wait(LIMIT_S) for rank in ranks] == [0, 0]

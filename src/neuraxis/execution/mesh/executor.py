@@ -22,6 +22,7 @@ from neuraxis.network import Network
 __all__ = ["MeshExecutor"]
 
 _START_S = 300.0
+_ACTIONS = frozenset({"write_state", "inject", "silence", "freeze", "set_level", "give"})
 
 
 class MeshExecutor(ShardsTogether):
@@ -115,7 +116,9 @@ class MeshExecutor(ShardsTogether):
             why = self.team.lost[name]
             self.close()
             raise ShardFailed(f"region {name!r} is lost: {why}", shard=name)
-        if command == "counters":
+        if command in _ACTIONS:
+            self.team.note_action(self._reached, command, arguments)
+        elif command == "counters":
             self._last_counters |= answers
         elif command == "read_counts":
             for found in answers.values():
@@ -132,6 +135,8 @@ class MeshExecutor(ShardsTogether):
 
     def restore(self, folder: Path, files: list[str]) -> None:
         super().restore(folder, files)
+        if self.team is not None:
+            self.team.forget_actions()
         self._reached = self.counters().step
 
     def status(self) -> list[Any]:

@@ -96,7 +96,7 @@ class RegionNode:
     ) -> None:
         self.setup = setup
         self._stopped = stopped
-        self._stop = self._failed = False
+        self._stop = self._failed = self._resumed = False
         network, names = setup.network, setup.units.names
         placement = setup.units.placement(network)
         me = names.index(setup.name)
@@ -148,6 +148,7 @@ class RegionNode:
         topology = Topology.from_data(setup.topology)
         roles = tuple(setup.units.roles.get(setup.name, ()))
         begin = self._states.resume(self._runner) if setup.resume else 0
+        self._resumed = begin > 0
         with Node(setup.name, "region", setup.mesh, topology=topology, roles=roles, announce=False) as node:
             self.node = self._speaker.node = node
             try:
@@ -384,7 +385,12 @@ class RegionNode:
     def _say_where(self, message: Message) -> dict[str, Any]:
         """Where this region is; called by a thread of the service."""
         missing = [one.name for one in self._upstreams if one.state == MISSING]
-        return {"step": self._shard.step, "missing": missing, "oldest": self._speaker.oldest()}
+        return {
+            "step": self._shard.step,
+            "missing": missing,
+            "oldest": self._speaker.oldest(),
+            "resumed": self._resumed,
+        }
 
     def _jump(self, step: int) -> None:
         if step > self._shard.step:

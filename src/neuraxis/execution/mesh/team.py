@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +25,7 @@ from neuraxis.errors import (
 )
 from neuraxis.execution.answers import raised_answer
 from neuraxis.execution.mesh.setup import RegionSetup
-from neuraxis.execution.mesh.wire import COMMAND, HEALTH
+from neuraxis.execution.mesh.wire import COMMAND, HEALTH, WHERE
 from neuraxis.execution.mesh.worker import serve_region
 from neuraxis.launch import Team
 from neuraxis.mesh.node import Node
@@ -37,6 +38,9 @@ _log = logging.getLogger("neuraxis.mesh")
 
 _LOOK_S = 0.05
 _COMMAND_S = 600.0
+_WHERE_S = 10.0
+_KEPT_ACTIONS = 20_000
+_SETTINGS = frozenset({"write_state", "silence", "freeze", "set_level"})
 _ERRORS = {"CheckpointError": CheckpointError, "InvalidArgument": InvalidArgument}
 
 
@@ -58,6 +62,8 @@ class RegionTeam:
         self._teams: dict[str, Team] = {}
         self._signs: dict[str, float] = {}
         self._holds: dict[str, float] = {}
+        self._lives: dict[str, int] = {}  # by name: which life of it was asked last
+        self._actions: deque[tuple[int, str, tuple[Any, ...]]] = deque(maxlen=_KEPT_ACTIONS)
         self._pool = ThreadPoolExecutor(len(setups) + 2, thread_name_prefix="neuraxis asks")
         self._closed = False
         try:
@@ -167,6 +173,13 @@ class RegionTeam:
             if not pending:
                 return answers
 
+    def note_action(self, step: int, command: str, arguments: tuple[Any, ...]) -> None:
+        """All were told at `step` to do this; one that comes back from an older state is told again."""
+        self._actions.append((step, command, arguments))
+
+    def forget_actions(self) -> None:
+        self._actions.clear()
+
     def is_live(self, name: str) -> bool:
         """Whether a node is on the mesh and has given a sign of life not long ago."""
         if self.node.peer(name) is None:
@@ -176,6 +189,30 @@ class RegionTeam:
         return now - last < 2 * self.patience_s or now < self._holds.get(name, 0.0) or not self.node.connected
 
     def _ask_one(self, name: str, command: str, arguments: tuple[Any, ...]) -> Any:
+        peer = self.node.peer(name)
+        if peer is not None and self._lives.get(name) != peer.incarnation:
+            if name in self._lives:
+                self._bring_up_to_date(name)
+            self._lives[name] = peer.incarnation
+        return self._request(name, command, arguments)
+
+    def _bring_up_to_date(self, name: str) -> None:
+        """A node has come back: let it live through what all were told while it was away, each at its step."""
+        where = self.node.request(name, WHERE, timeout=_WHERE_S)
+        step = int(where["step"])
+        told = list(self._actions)
+        if not where["resumed"]:
+            settings = {_what(one): one for one in told if one[0] < step and one[1] in _SETTINGS}
+            for _, command, arguments in settings.values():
+                self._request(name, command, arguments)
+        for at, command, arguments in told:
+            if at >= step:
+                if at > step:
+                    self._request(name, "advance", (at,))
+                    step = at
+                self._request(name, command, arguments)
+
+    def _request(self, name: str, command: str, arguments: tuple[Any, ...]) -> Any:
         try:
             answer = self.node.request(name, COMMAND, [command, *arguments], timeout=_COMMAND_S)
         except RequestFailed as error:
@@ -215,3 +252,9 @@ class RegionTeam:
             team.close()
             cause = getattr(error, "traceback", "") or str(error)
             raise ShardFailed(f"the node of region {name!r} ended: {cause}", shard=name) from error
+
+
+def _what(action: tuple[int, str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What an action sets: of those that set the same, the last one counts."""
+    _, command, arguments = action
+    return (command, *(one for one in arguments[:2] if isinstance(one, int | str)))
