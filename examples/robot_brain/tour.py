@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -57,17 +56,9 @@ class Processes:
         self._start("sensor/thermal", str(HERE / "sensor_thermal.py"), "--mesh", self.mesh, *options)
 
     def _start(self, name: str, *arguments: str) -> None:
-        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log(name).open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                },  # the brain's file names modules of this folder
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def kill(self, name: str) -> None:

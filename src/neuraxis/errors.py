@@ -24,6 +24,7 @@ __all__ = [
     "MeshClosed",
     "MeshError",
     "NeuraxisError",
+    "NobodyAnswered",
     "NobodyServes",
     "NodeGone",
     "NotInitialized",
@@ -345,3 +346,21 @@ class RequestFailed(MeshError, RuntimeError):
     def __init__(self, message: str, kind: str = "") -> None:
         self.kind = kind
         super().__init__(message)
+
+
+class NobodyAnswered(MeshError):
+    """No node answered for a role. `tried` is who was asked, in order, and why each has not answered."""
+
+    def __init__(self, role: str, topic: str, tried: dict[str, str]) -> None:
+        self.role = role
+        self.topic = topic
+        self.tried = tried
+        if tried:
+            why = "; ".join(f"{name}: {reason}" for name, reason in tried.items())
+            text = f"{topic!r} was asked of the role {role!r}, and nobody answered: {why}"
+        else:
+            text = f"{topic!r} was asked of the role {role!r}: no node here has it, and there is no default node"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (NobodyAnswered, (self.role, self.topic, self.tried))

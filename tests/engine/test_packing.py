@@ -64,9 +64,7 @@ def read(box: Outboxes, shard: int, step: int) -> list[int]:
 def plain_soundness(after: list[int], ids: list[int], steps: int, held: list[int]) -> bool:
     """Of each step and neuron one spike at most, in order, of neurons that are held."""
     pairs = list(zip(after, ids, strict=True))
-    return (
-        pairs == sorted(set(pairs)) and all(0 <= step < steps for step in after) and all(one in held for one in ids)
-    )
+    return pairs == sorted(set(pairs)) and all(0 <= step < steps for step in after) and all(one in held for one in ids)
 
 
 @st.composite
@@ -176,9 +174,7 @@ def test_one_wrong_number_among_sound_ones_is_seen(data: st.DataObject, shard: i
         after[place] = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 65535]))
     else:
         ids[place] = data.draw(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**31), 2**31 - 1])))
-    assert is_sound(after, ids, 5, held_by(shard)) == plain_soundness(
-        after.tolist(), ids.tolist(), 5, ids_of(shard)
-    )
+    assert is_sound(after, ids, 5, held_by(shard)) == plain_soundness(after.tolist(), ids.tolist(), 5, ids_of(shard))
 
 
 @pytest.mark.parametrize(

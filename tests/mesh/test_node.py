@@ -309,11 +309,21 @@ for one in (node, other):
         ("raise ValueError('at the end')", 1, "ValueError: at the end\n"),
         ("sys.exit(7)", 7, ""),
         ("node.publish('topic', bytes(64 * 2**20 + 1))", 1, "at most\n"),
+        (
+            "inside = threading.Event()\n"
+            "node.subscribe('other/stuck', lambda message: (inside.set(), time.sleep(60)))\n"
+            "other.wait_for_subscribers('stuck', 20)\n"
+            "other.publish('stuck', 1)\n"
+            "sys.exit(5 if inside.wait(20) else 6)",
+            5,
+            "",
+        ),
     ],
+    ids=["end", "raise", "exit", "refused", "stuck"],
 )
 def test_a_script_that_leaves_a_node_open_ends(child: Start, end: str, status: int, text: str) -> None:
     process = child(_LEFT_OPEN + end, stderr=subprocess.PIPE).process
-    _, said = process.communicate(timeout=LIMIT_S)
+    _, said = process.communicate(timeout=1.5 * LIMIT_S)
     assert process.returncode == status, said
     assert said.decode().endswith(text)
     assert b"Traceback" in said if status == 1 else said == b""

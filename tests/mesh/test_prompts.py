@@ -12,11 +12,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from neuraxis.errors import InvalidArgument, RequestFailed
+from neuraxis.errors import InvalidArgument, NobodyAnswered, RequestFailed
 from neuraxis.mesh import Message, Node
 from neuraxis.mesh.once import Once
 from neuraxis.mesh.prompts import Answer, Prompt, Prompts
-from neuraxis.mesh.roles import NobodyAnswered
 from tests.mesh.role_node import killed_when_asked, role_node, warm
 
 LONG_S = 20.0

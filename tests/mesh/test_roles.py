@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from neuraxis.errors import InvalidArgument, MeshError, RequestFailed
+from neuraxis.errors import InvalidArgument, MeshError, NobodyAnswered, RequestFailed
 from neuraxis.mesh import Node
-from neuraxis.mesh.roles import NobodyAnswered, ask_role
+from neuraxis.mesh.roles import ask_role
 from tests.mesh.role_node import killed_when_asked, role_node, warm
 
 LONG_S = 20.0  # so long that nothing here depends on how fast the machine is

@@ -149,7 +149,7 @@ def needed_votes(voters: int, share: float | Fraction) -> int:
 def _live(node: Node, voters: str | Iterable[str]) -> list[str]:
     """The names of the voters that are here."""
     if isinstance(voters, str):
-        own = [node.name] if node._self.has_role(voters) else []
+        own = [node.name] if node.me.has_role(voters) else []
         return own + [peer.name for peer in node.with_role(check_name(voters, "voters"))]
     names = dict.fromkeys(check_name(name, "voters") for name in voters)
     return [name for name in names if name == node.name or node.peer(name) is not None]

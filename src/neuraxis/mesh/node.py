@@ -113,7 +113,7 @@ class Node:
         self._ended = threading.Event()
         self._status: Service | None = None
         self._token: Any = None
-        self._self = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, tuple(roles))
+        self.me = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, tuple(roles))
         others = others_here(self.topology, mesh)
         self._session = open_session(self.topology, mesh)
         _OPEN.add(self)
@@ -141,7 +141,7 @@ class Node:
         self._check()
         with self._lock:
             if self._token is None:
-                self._token = self._session.liveliness().declare_token(token_key(self.mesh, self._self))
+                self._token = self._session.liveliness().declare_token(token_key(self.mesh, self.me))
 
     # --- to say -----------------------------------------------------------------------------------------------
 

@@ -12,31 +12,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from neuraxis.errors import InvalidArgument, MeshError, NobodyServes, NodeGone, RequestTimeout
+from neuraxis.errors import InvalidArgument, NobodyAnswered, NobodyServes, NodeGone, RequestTimeout
 from neuraxis.mesh.keys import check_name
 from neuraxis.mesh.node import Node
 
-__all__ = ["ABSENT", "NobodyAnswered", "ask_role", "check_timeout", "part", "untried"]
+__all__ = ["ABSENT", "ask_role", "check_timeout", "part", "untried"]
 
 ABSENT = (NodeGone, NobodyServes, RequestTimeout)  # why the next one is asked
-
-
-class NobodyAnswered(MeshError):
-    """No node answered for a role. `tried` is who was asked, in order, and why each has not answered."""
-
-    def __init__(self, role: str, topic: str, tried: dict[str, str]) -> None:
-        self.role = role
-        self.topic = topic
-        self.tried = tried
-        if tried:
-            why = "; ".join(f"{name}: {reason}" for name, reason in tried.items())
-            text = f"{topic!r} was asked of the role {role!r}, and nobody answered: {why}"
-        else:
-            text = f"{topic!r} was asked of the role {role!r}: no node here has it, and there is no default node"
-        super().__init__(text)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (NobodyAnswered, (self.role, self.topic, self.tried))
 
 
 def ask_role(

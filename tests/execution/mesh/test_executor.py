@@ -16,12 +16,13 @@ import pytest
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.execution import Simulation
 from neuraxis.execution.mesh import MeshExecutor, RegionSetup, Units
-from neuraxis.execution.resident import Event, Hearing, Resident
+from neuraxis.execution.resident import Hearing, Resident
 from neuraxis.network import STDP, FixedInDegree, Network, Uniform
 from neuraxis.network.models import lif_delta, spike_source
 from tests.execution import test_acting
 from tests.execution.mesh.meshes import fresh_mesh, in_units, on_the_mesh, one_each
 from tests.execution.networks import NETWORKS, driven
+from tests.execution.residents import remembered
 from tests.execution.test_conformance import (
     SEED,
     Outcome,
@@ -41,8 +42,6 @@ __all__ = [
     "test_a_state_saved_here_goes_on_in_the_reference",
     "test_back_to_the_start_and_in_uneven_pieces",
 ]
-
-HERE = "tests.execution.mesh.test_executor"
 
 # Processes take the time here: few of them in the usual run, one for each population in the long one.
 PAIRS = [
@@ -66,3 +65,226 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, Simulation]]:
     network = NETWORKS[name].make(SEED)
     with on_the_mesh(network, in_units(network, nodes) if nodes else one_each(network)) as simulation:
         yield name, simulation
+
+
+# --- what is done to a network while it runs ---
+
+
+def test_what_is_done_to_it_gives_the_same_over_the_mesh(tmp_path: Path) -> None:
+    """Spikes and states given, silence, frozen learning, rewards: in one run, and cut by a state saved in its middle."""
+    cut, steps = 240, test_acting.STEPS
+    expected = test_acting.reference()
+    with on_the_mesh(test_acting.acted_upon()) as simulation:
+        test_acting.act(simulation, cut)
+        simulation.save(tmp_path / "mesh")
+        test_acting.act(simulation)
+        assert_same(look(simulation), expected)
+        test_acting.assert_counts(simulation)
+        status = simulation.status()
+        assert [one.worker for one in status] == [0, 1, 2]
+        assert {one.step for one in status} == {steps}
+        assert sum(one.spikes_out for one in status) == sum(len(times) for times, _ in expected.spikes.values())
+        with Simulation(test_acting.acted_upon()) as alone:
+            alone.restore(tmp_path / "mesh")
+            test_acting.act(alone, cut + 90)
+            alone.save(tmp_path / "alone")
+            test_acting.act(alone)
+            assert_same(look(alone), expected, since_ms=cut * 0.1)
+        simulation.restore(tmp_path / "alone")
+        test_acting.act(simulation)
+        assert_same(look(simulation), expected, since_ms=(cut + 90) * 0.1)
+        test_acting.assert_counts(simulation)
+        assert nothing_was_missed(simulation)
+
+
+def nothing_was_missed(simulation: Simulation) -> bool:
+    """No region was silence to another one, and nothing that one said was lost."""
+    executor = simulation._executor
+    assert isinstance(executor, MeshExecutor)
+    assert executor.team is not None
+    heard = [one for story in executor.stories().values() for one in story["upstream"].values()]
+    return not executor.team.lost and not any(one["silences"] or one["lost"] for one in heard)
+
+
+# --- delays ---
+
+
+def near_and_far(seed: int = 2) -> Network:
+    """Two populations with one step between them, and with hundreds; one that nobody hears, and one that hears none."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a, b, deaf, mute = (
+        network.population(name, n, lif_delta, v_mv=Uniform(-70.0, -55.1))
+        for name, n in (("a", 60), ("b", 50), ("deaf", 40), ("mute", 30))
+    )
+    network.connect(a, b, FixedInDegree(k=6), 0.6, delay_ms=0.1)
+    network.connect(b, a, FixedInDegree(k=6), -0.4, delay_ms=0.1)
+    network.connect(
+        a, b, FixedInDegree(k=6), 0.7, delay_ms=Uniform(25.0, 40.0), plasticity=STDP.additive(w_max=2.0), name="far"
+    )
+    network.connect(deaf, a, FixedInDegree(k=6), 0.7, delay_ms=31.7)
+    network.connect(b, mute, FixedInDegree(k=6), 0.7, delay_ms=29.0)
+    for population in network.populations:
+        network.poisson(population, rate_hz=1200.0, weight=1.5)
+        network.record(population)
+    return network
+
+
+@cache
+def near_and_far_alone() -> Outcome:
+    with Simulation(near_and_far()) as simulation:
+        simulation.step(900)
+        return look(simulation)
+
+
+def test_delays_of_one_step_and_of_hundreds() -> None:
+    with on_the_mesh(near_and_far(), Units({"a": [0], "b": [1], "ends": [2, 3]})) as simulation:
+        simulation.step(137)
+        simulation.step(763)
+        assert_same(look(simulation), near_and_far_alone())
+        assert nothing_was_missed(simulation)
+
+
+# --- Python between nodes ---
+
+
+def couriers(*kinds: str) -> tuple[Network, tuple[Resident, ...], Units]:
+    """Residents in a ring, each of which hears the one before it and some neurons, with delays of their own."""
+    network = Network(dt_ms=0.1, seed=8)
+    source = network.population("source", 4, spike_source)
+    network.spikes(source, np.linspace(0.3, 30.0, 40), np.arange(40) % 4)
+    homes = [
+        (network.population(f"p{i}", 4, spike_source), network.population(f"m{i}", 1, spike_source))
+        for i in range(len(kinds))
+    ]
+    made = []
+    for i, kind in enumerate(kinds):
+        hears = (Hearing(homes[i - 1][1].index, "before", 3 + 7 * i), Hearing(homes[i - 1][0].index, "its spikes", 11))
+        if i == 0:
+            hears += (Hearing(source.index, "neurons", 2),)
+        config = {"kind": kind, "sources": [one.source for one in hears], "torch": "tensor" in kinds}
+        population, mark = (one.index for one in homes[i])
+        made.append(
+            Resident(
+                f"r{i}", "tests.execution.mesh.couriers:Courier", population, mark, config, hears, batch_steps=1 + i
+            )
+        )
+        network.record(homes[i][0])
+        network.record(homes[i][1])
+    units = {f"r{i}": [population.index, mark.index] for i, (population, mark) in enumerate(homes)}
+    units["r0"] = [source.index, *units["r0"]]
+    return network, tuple(made), Units(units, topics={"r1": "mail"})
+
+
+@pytest.mark.parametrize("kinds", [("array", "dict"), ("tensor", "array", "dict")], ids=str)
+def test_data_between_regions_of_python_in_a_loop(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    if "tensor" in kinds:
+        pytest.importorskip("torch")
+    network, residents, units = couriers(*kinds)
+
+    def told(simulation: Simulation, folder: str) -> dict[str, Any]:
+        rows = {name: found.tolist() for name, found in remembered(simulation, tmp_path / folder).items()}
+        assert all(len(found) > 30 for found in rows.values())
+        return rows
+
+    def go(simulation: Simulation) -> None:
+        simulation.step(50)
+        simulation.give("r1", {"from": "outside", "values": [1, 2.5]})
+        simulation.step(100)
+
+    with Simulation(network, residents=residents) as simulation:
+        go(simulation)
+        simulation.step(150)
+        expected, fingerprint = told(simulation, "one"), simulation.fingerprint()
+    kinds_heard = {row[3] for rows in expected.values() for row in rows}
+    assert kinds_heard == {0.0, *({"array": 1.0, "dict": 2.0, "tensor": 3.0}[kind] for kind in kinds), 2.0}
+    with on_the_mesh(network, units, residents=residents) as simulation:
+        go(simulation)
+        simulation.save(tmp_path / "middle")
+        simulation.step(150)
+        assert told(simulation, "mesh") == expected
+        assert simulation.fingerprint() == fingerprint
+        simulation.restore(tmp_path / "middle")
+        simulation.step(150)
+        assert told(simulation, "mesh again") == expected
+        assert nothing_was_missed(simulation)
+    with Simulation(network, residents=residents) as simulation:
+        simulation.restore(tmp_path / "middle")
+        simulation.step(150)
+        assert told(simulation, "one again") == expected
+
+
+# --- what makes no sense ---
+
+
+def test_units_must_have_every_population_once() -> None:
+    for units in ({"a": [0]}, {"a": [0, 1], "b": [1]}, {"a": [0, 1, 2]}, {"a": [1, 1], "b": [0]}, {}):
+        network = Network()
+        network.population("x", 3, lif_delta)
+        network.population("y", 3, lif_delta)
+        with pytest.raises(InvalidArgument, match="every population"):
+            Units(units).placement(network)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_loss": "panic"}, "on_loss='panic': silence or raise"),
+        ({"remote": ["nobody"]}, "no region nobody; there are cells"),
+        ({"patience_s": 0.0}, "patience_s"),
+        ({"patience_s": -1.0}, "patience_s"),
+        ({"patience_s": float("nan")}, "patience_s"),
+        ({"reconnect_s": -1.0}, "reconnect_s"),
+        ({"checkpoint_every": 0, "checkpoint": "here"}, "checkpoint_every"),
+        ({"mesh": "a/b"}, "mesh"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(options: dict[str, Any], words: str) -> None:
+    network = driven(n=10)
+    with pytest.raises(InvalidArgument, match=words):
+        executor = MeshExecutor(one_each(network), **{"mesh": fresh_mesh(), **options})
+        Simulation(network, executor=executor).close()
+
+
+def test_setups_that_make_no_sense() -> None:
+    network = driven(n=10)
+    units = one_each(network)
+    with pytest.raises(InvalidArgument, match="region 'v1': there are cells"):
+        RegionSetup("v1", units, network, (), "m", {})
+    with pytest.raises(InvalidArgument, match="clock='sundial'"):
+        RegionSetup("cells", units, network, (), "m", {}, clock="sundial")
+
+
+def test_a_region_that_cannot_be_made_is_told_and_nothing_stays() -> None:
+    network, residents, units = couriers("array", "array")
+    broken = (residents[0], Resident("r1", "nowhere.at.all:X", residents[1].population, residents[1].mark))
+    executor = MeshExecutor(units, mesh=fresh_mesh())
+    with pytest.raises(Exception, match=r"nowhere\.at\.all:X' cannot be imported"):
+        Simulation(network, executor=executor, residents=broken)
+
+
+def test_one_that_nobody_starts_is_named() -> None:
+    network = driven(n=10)
+    executor = MeshExecutor(one_each(network), mesh=fresh_mesh(), remote=["cells"], start_timeout_s=0.5)
+    with pytest.raises(ConnectionError, match=r"region cells did not come within 0\.5 s.*neuraxis node"):
+        Simulation(network, executor=executor)
+
+
+def test_an_executor_runs_one_simulation() -> None:
+    network = driven(n=10)
+    with on_the_mesh(network) as simulation:
+        with pytest.raises(InvalidArgument, match="runs a simulation already"):
+            simulation._executor.start(network, lambda synapses: None)
+        assert simulation.step(10).fingerprint
+
+
+def test_a_state_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    network = driven(n=30)
+    with on_the_mesh(network) as simulation, Simulation(network) as alone:
+        simulation.step(20)
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises((CheckpointError, OSError)):
+            simulation.save(tmp_path / "file")
+        with pytest.raises(CheckpointError):
+            simulation.restore(tmp_path / "nothing here")
+        assert simulation.step(20).fingerprint == alone.step(40).fingerprint

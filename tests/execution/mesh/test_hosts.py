@@ -220,7 +220,18 @@ def test_of_two_routers_one_may_die(brain_file: Path, wanted: list[str], tmp_pat
         addresses = [hosts.addresses["router"], hosts.addresses["spare"]]
         init_keys(tmp_path, [*REGIONS, "driver"], addresses)
         subprocess.run(
-            [sys.executable, "-m", "neuraxis", "mesh", "acl", brain_file, "--mesh-name", MESH, "--out", tmp_path / "acl.json5"],
+            [
+                sys.executable,
+                "-m",
+                "neuraxis",
+                "mesh",
+                "acl",
+                brain_file,
+                "--mesh-name",
+                MESH,
+                "--out",
+                tmp_path / "acl.json5",
+            ],
             check=True,
         )
         with Scene(hosts, brain_file, patience_s=15.0, keys=tmp_path) as scene:

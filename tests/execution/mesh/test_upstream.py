@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -270,7 +271,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.heard_before = 0
         self.felt: set[int] = set()  # steps of the sender that were known when they were needed
         self.unfelt: set[int] = set()
-        self.dead_since = None
 
     @rule(length=st.integers(1, 6), arrives=st.booleans(), repeat=st.integers(1, 2))
     def says_a_window(self, length: int, arrives: bool, repeat: int) -> None:
@@ -304,7 +304,6 @@ class AnyOrder(RuleBasedStateMachine):
         sender.life += 1
         sender.step = max(0, sender.step - since)
         sender.journal = []
-        self.began = sender.step
 
     @rule(seconds=st.sampled_from([0.01, 0.2, 0.6, 1.1]))
     def time_passes(self, seconds: float) -> None:
@@ -363,7 +362,7 @@ class AnyOrder(RuleBasedStateMachine):
         if hasattr(self, "one") and self.one.early:
             early = list(self.one.early)
             assert early[-1].last == self.one.heard
-            for before, after in zip(early, early[1:], strict=False):
+            for before, after in pairwise(early):
                 assert before.last < after.last
                 assert after.first <= before.last + 1
 
@@ -381,16 +380,16 @@ class AnyOrder(RuleBasedStateMachine):
             for silence in ended:
                 assert silence.last is not None
                 assert silence.last >= silence.first - 1
-            for before, after in zip(self.one.silences, self.one.silences[1:], strict=False):
+            for before, after in pairwise(self.one.silences):
                 assert before.first <= after.first
 
     @invariant()
     def what_was_not_felt_is_in_a_silence(self) -> None:
         if hasattr(self, "one"):
             for step in self.unfelt:
-                assert any(
-                    s.first <= step and (s.last is None or step <= s.last) for s in self.one.silences
-                ), f"step {step} was not felt, and is in none of {self.one.silences}"
+                assert any(s.first <= step and (s.last is None or step <= s.last) for s in self.one.silences), (
+                    f"step {step} was not felt, and is in none of {self.one.silences}"
+                )
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -35,9 +35,7 @@ def assert_same(found: Window, expected: Window) -> None:
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**64 - 1),
 )
-def test_there_and_back(
-    first: int, length: int, spikes: list[tuple[int, int]], epoch_ns: int, digest: int
-) -> None:
+def test_there_and_back(first: int, length: int, spikes: list[tuple[int, int]], epoch_ns: int, digest: int) -> None:
     last = min(first + length, 2**31 - 2)
     after = np.array([one for one, _ in spikes], np.uint16)
     ids = np.array([one for _, one in spikes], np.int32)
@@ -104,7 +102,9 @@ def test_windows_that_were_cut(cut: int) -> None:
         unpack_window(payload + bytes(cut))
 
 
-@pytest.mark.parametrize("value", [None, 3, "nxw1", [1, 2], {"first": 1}, bytearray(60), memoryview(bytes(60)), np.zeros(9)])
+@pytest.mark.parametrize(
+    "value", [None, 3, "nxw1", [1, 2], {"first": 1}, bytearray(60), memoryview(bytes(60)), np.zeros(9)]
+)
 def test_what_is_not_even_bytes(value: object) -> None:
     with pytest.raises(ValueError, match="no window"):
         unpack_window(value)

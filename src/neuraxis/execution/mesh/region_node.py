@@ -62,6 +62,7 @@ _COMMANDS = frozenset(
     )
 )  # fmt: skip
 _WITH_PATHS = frozenset({"save", "restore"})
+_LONG = frozenset({"save", "restore", "read_synapses", "state_hash"})  # others are told that it may take a while
 
 
 @dataclass
@@ -109,6 +110,7 @@ class RegionNode:
         self._upstreams = Upstreams(setup, self.digest, self._shard, boxes, links)
         hears_me = [index for index in range(len(names)) if index != me and links[index, me]]
         window = min((int(links[index, me]) for index in hears_me), default=LONGEST_LAG)
+        self._farthest = max((int(links[index, me]) for index in hears_me), default=0)
         self._speaker = Speaker(setup, self.digest, self._shard, boxes, window, bool(hears_me))
         # Of those that hear this region: the last step each said it had completed, and when it said so.
         self._downstream: dict[str, tuple[int, float]] = {names[index]: (-1, 0.0) for index in hears_me}
@@ -156,7 +158,8 @@ class RegionNode:
                 node.announce()
                 self._runner.residents.introduce(node)
                 if begin:
-                    self._begin_at(begin)
+                    self._begin_at(begin, known=True)
+                    self._publish(whole=True)
                     self._come_back(node, begin)
                 else:
                     self._join(node)
@@ -235,16 +238,21 @@ class RegionNode:
     def _wait(self) -> None:
         """Wait until what the next step needs has been heard, or is known to be silence."""
         self._publish(whole=True)  # somebody may wait for it
+        listening_since = looked = time.monotonic()
         while True:
             self._upstreams.place()
             if not self._upstreams.blocking():
                 return
             self._check_stop()
             self._look_around(_TICK_S / 5)
-            self._watch(self._upstreams.blocking())
+            now = time.monotonic()
+            if now - looked > self.setup.patience_s / 4:
+                listening_since = now  # it was this process that did not listen
+            looked = now
+            self._watch(self._upstreams.blocking(), listening_since)
 
-    def _watch(self, blocking: list[Upstream]) -> None:
-        """Ask again for what was said and did not come; give up whom nothing is heard of."""
+    def _watch(self, blocking: list[Upstream], listening_since: float) -> None:
+        """Ask again for what was said and did not come; give up whom nothing is heard of, though it is listened to."""
         now = time.monotonic()
         if not self._is_connected(now):
             for one in self._upstreams:
@@ -254,7 +262,7 @@ class RegionNode:
             one.patience_s = self.setup.patience_s
             if one.state == AWAITED:
                 one.patience_s = max(self.setup.start_wait_s, one.patience_s)
-            if why := one.is_gone(now):
+            if why := one.is_gone(now, listening_since):
                 self._give_up(one, why)
             elif one.should_ask(self._shard.step, now):
                 self._recover(one)
@@ -397,9 +405,12 @@ class RegionNode:
             self._shard.jump(step)
             self._begin_at(step)
 
-    def _begin_at(self, step: int) -> None:
-        """This region goes on after `step`, with another past than it had."""
-        self._speaker.begin_at(step)
+    def _begin_at(self, step: int, known: bool = False) -> None:
+        """This region goes on after `step`, with another past than it had.
+
+        `known`: its last spikes are those of a state, and are said again for those that have not felt them yet.
+        """
+        self._speaker.begin_at(max(0, step - self._farthest) if known else step)
         self._shard.publish()
         self._upstreams.begin_at(step)
 
@@ -633,10 +644,13 @@ class RegionNode:
             return self._start(*arguments)
         if name == "story":
             return self.story()
-        if name == "publish":
-            return self._begin_at(self._shard.step)
-        if name in _WITH_PATHS:
+        if name == "publish":  # after all have taken the state
+            return self._publish(whole=True)
+        if name in _LONG:
             self._say(force=True, hold_s=600.0)
+        if name == "restore":
+            self._runner.restore(*arguments)
+            return self._begin_at(self._shard.step, known=True)
         return getattr(self._runner, name)(*arguments)
 
     def _start(self, until: int | None, epoch_ns: int) -> None:

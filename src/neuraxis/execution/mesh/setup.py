@@ -10,6 +10,7 @@ from neuraxis.engine.placement import Placement, Slice
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution.resident import Resident
 from neuraxis.network import Network
+from neuraxis.network.arguments import positive, whole
 
 __all__ = ["Feed", "RegionSetup", "Units"]
 
@@ -106,3 +107,6 @@ class RegionSetup:
             raise InvalidArgument(f"region {self.name!r}: there are {', '.join(self.units.names)}")
         if self.clock not in ("lockstep", "realtime"):
             raise InvalidArgument(f"clock={self.clock!r}: lockstep or realtime is expected")
+        for name in ("patience_s", "reconnect_s", "start_wait_s"):
+            positive(getattr(self, name), name)
+        whole(self.checkpoint_every, "checkpoint_every", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -59,6 +60,8 @@ class RegionTeam:
         self.patience_s = first.patience_s
         self.lost: dict[str, str] = {}  # by name: how a node that is not here any more ended
         self._setups = setups
+        self._reconnect_s = first.reconnect_s
+        self._cut_off_since: float | None = None
         self._teams: dict[str, Team] = {}
         self._signs: dict[str, float] = {}
         self._holds: dict[str, float] = {}
@@ -151,26 +154,29 @@ class RegionTeam:
         """
         pending: dict[str, Future[Any]] = {}
         answers: dict[str, Any] = {}
-        asked: set[str] = set()
+        numbers: dict[str, int] = {}  # a question that is asked again after a cut has its number, and is done once
+        wanted = {name for name in self.names if self.is_live(name)}
         while True:
-            for name in self.names:
-                if name not in asked and (not asked or late_too) and self.is_live(name):
-                    pending[name] = self._pool.submit(self._ask_one, name, command, arguments)
-            asked |= set(pending) or {""}
+            if late_too:
+                wanted |= {name for name in self.names if self.is_live(name)}
+            for name in wanted - pending.keys() - answers.keys():
+                number = numbers.setdefault(name, self.node.next_question())
+                pending[name] = self._pool.submit(self._ask_one, name, command, arguments, number)
             for name, future in list(pending.items()):
                 try:
                     answers[name] = future.result(timeout=_LOOK_S)
                     del pending[name]
                 except MeshError as error:
-                    self._note_loss(name, str(error))
                     del pending[name]
-                    asked.discard(name)
+                    if isinstance(error, RequestFailed) or not self.is_live(name):
+                        self._note_loss(name, str(error))
+                        wanted.discard(name)
                 except TimeoutError:
                     if not self.is_live(name):
                         self._note_loss(name, "it says nothing any more")
                         del pending[name]
-                        asked.discard(name)
-            if not pending:
+                        wanted.discard(name)
+            if wanted <= answers.keys():
                 return answers
 
     def note_action(self, step: int, command: str, arguments: tuple[Any, ...]) -> None:
@@ -181,20 +187,41 @@ class RegionTeam:
         self._actions.clear()
 
     def is_live(self, name: str) -> bool:
-        """Whether a node is on the mesh and has given a sign of life not long ago."""
-        if self.node.peer(name) is None:
-            return False
-        now = time.monotonic()
-        last = self._signs.setdefault(name, now)
-        return now - last < 2 * self.patience_s or now < self._holds.get(name, 0.0) or not self.node.connected
+        """Whether a node is on the mesh and has given a sign of life not long ago.
 
-    def _ask_one(self, name: str, command: str, arguments: tuple[Any, ...]) -> Any:
+        Presence comes and goes with a router; so where there is one, a node is gone when it has been silent for the
+        time that it is given, and not while this process is cut off itself.
+        """
+        now = time.monotonic()
+        if not self._is_connected(now):
+            self._signs.update(dict.fromkeys(self._signs.keys() - self.lost.keys(), now))
+            return name not in self.lost
+        here = self.node.peer(name) is not None
+        if name not in self._signs:
+            if here:
+                self._signs[name] = now
+            return here
+        if not here and self.node.topology.mode != "client":
+            return False
+        patience_s = 2 * self.patience_s if here else self.patience_s
+        return now - self._signs[name] < patience_s or now < self._holds.get(name, 0.0)
+
+    def _is_connected(self, now: float) -> bool:
+        if self.node.connected:
+            self._cut_off_since = None
+            return True
+        if self._cut_off_since is None:
+            self._cut_off_since = now
+            _log.warning("cut off from the mesh; waiting")
+        return now - self._cut_off_since > self._reconnect_s
+
+    def _ask_one(self, name: str, command: str, arguments: tuple[Any, ...], number: int) -> Any:
         peer = self.node.peer(name)
         if peer is not None and self._lives.get(name) != peer.incarnation:
             if name in self._lives:
                 self._bring_up_to_date(name)
             self._lives[name] = peer.incarnation
-        return self._request(name, command, arguments)
+        return self._request(name, command, arguments, number)
 
     def _bring_up_to_date(self, name: str) -> None:
         """A node has come back: let it live through what all were told while it was away, each at its step."""
@@ -212,9 +239,9 @@ class RegionTeam:
                     step = at
                 self._request(name, command, arguments)
 
-    def _request(self, name: str, command: str, arguments: tuple[Any, ...]) -> Any:
+    def _request(self, name: str, command: str, arguments: tuple[Any, ...], number: int | None = None) -> Any:
         try:
-            answer = self.node.request(name, COMMAND, [command, *arguments], timeout=_COMMAND_S)
+            answer = self.node.request(name, COMMAND, [command, *arguments], timeout=_COMMAND_S, again=number)
         except RequestFailed as error:
             if error.kind in _ERRORS:
                 raise _ERRORS[error.kind](str(error)) from None
@@ -225,7 +252,8 @@ class RegionTeam:
 
     def _note_sign(self, message: Message) -> None:
         now = time.monotonic()
-        self._signs[message.node] = now
+        leaving = isinstance(message.value, dict) and message.value.get("leaving") is True
+        self._signs[message.node] = -math.inf if leaving else now
         hold_s = message.value.get("hold_s", 0.0) if isinstance(message.value, dict) else 0.0
         self._holds[message.node] = now + min(float(hold_s), 600.0) if isinstance(hold_s, int | float) else 0.0
 

@@ -103,11 +103,11 @@ class Upstream:
         """Whether a region that has completed `step` must wait for it."""
         return self.state != MISSING and self.heard < step + 1 - self.lag
 
-    def is_gone(self, now: float) -> str:
-        """Why it counts as missing; "" while it does not."""
+    def is_gone(self, now: float, listening_since: float = 0.0) -> str:
+        """Why it counts as missing; "" while it does not. Who was not listened to cannot have been heard."""
         if self.left:
             return "left"
-        if now < self.hold_until or now - self.last_sign <= self.patience_s:
+        if now < self.hold_until or now - max(self.last_sign, listening_since) <= self.patience_s:
             return ""
         return "said nothing"
 

@@ -1,0 +1,102 @@
+"""Many nodes on one machine, each a process: they find each other, and half of them may die at once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.mesh.conftest import Child
+from tests.mesh.raw import until
+
+FIND_S = 10.0
+START_S = 120.0
+RATE_HZ = 20.0
+
+# It steps at its rate, publishes spikes after each, and hears its neighbour; and says how things are when asked.
+STEPPING = """
+import numpy as np
+name, neighbour, rate_hz = arguments
+def see(wanted, limit_s):
+    deadline = time.monotonic() + limit_s
+    while (seen := {peer.name for peer in node.peers(ask=False)}) != set(wanted) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return sorted(seen)
+def step():
+    begun = time.monotonic()
+    while not ended.wait(max(0.0, begun + node.step / rate_hz - time.monotonic())):
+        node.publish("spikes", np.arange(node.step % 50, dtype=np.int32), step=node.step)
+        node.step += 1
+ended = threading.Event()
+with Node(name, mesh=mesh) as node:
+    node.step = 0
+    heard = node.subscribe(f"{neighbour}/spikes", lambda message: None)
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    say("ready")
+    while (wanted := hear()) is not None:
+        if isinstance(wanted, list):
+            say(see(*wanted))
+        else:
+            say([node.step, heard.counts().received, heard.counts().malformed])
+    ended.set()
+    stepping.join()
+say("left")
+"""
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.slow)])
+def test_half_of_many_nodes_may_die(count: int, child: Callable[..., Child]) -> None:
+    names = [f"node-{number}" for number in range(count)]
+    began = time.monotonic()
+    nodes = {name: child(STEPPING, [name, names[number - 1], RATE_HZ], bufsize=0) for number, name in enumerate(names)}
+    for one in nodes.values():
+        assert one.said(START_S) == "ready"
+    print(f"{count} started in {time.monotonic() - began:.1f} s")
+    assert found_within(nodes) <= FIND_S
+
+    chosen = random.Random(count).sample(names, count // 2)
+    before = {name: how_is(one) for name, one in nodes.items()}
+    for name in chosen:
+        nodes[name].process.kill()
+    rest = {name: one for name, one in nodes.items() if name not in chosen}
+    assert found_within(rest) <= FIND_S
+
+    # Two seconds of steps more, and what a living neighbour says still arrives.
+    def gone_on() -> bool:
+        now = {name: how_is(one) for name, one in rest.items()}
+        neighbours = {name: names[number - 1] for number, name in enumerate(names)}
+        return all(
+            now[name][0] > before[name][0] + 2 * RATE_HZ
+            and (neighbours[name] in chosen or now[name][1] > before[name][1] + RATE_HZ)
+            for name in rest
+        )
+
+    until(gone_on, "the rest to go on")
+    for one in rest.values():
+        assert how_is(one)[2] == 0
+        one.tell(None)
+    for one in rest.values():
+        assert one.said() == "left"
+        assert one.process.wait(START_S) == 0
+
+
+def found_within(nodes: dict[str, Child]) -> float:
+    """Assert that all of these nodes see exactly the others; how many seconds it took."""
+    began = time.monotonic()
+    for name, one in nodes.items():
+        one.tell([[other for other in nodes if other != name], FIND_S])
+    for name, one in nodes.items():
+        assert one.said() == sorted(other for other in nodes if other != name), name
+    took = time.monotonic() - began
+    print(f"{len(nodes)} see each other after {took:.2f} s")
+    return took
+
+
+def how_is(one: Child) -> tuple[int, int, int]:
+    """The step that a node has reached, and how many messages it has heard, and could not read."""
+    one.tell("how?")
+    step, received, malformed = one.said()
+    return step, received, malformed
