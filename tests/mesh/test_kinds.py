@@ -130,10 +130,11 @@ def test_more_states_than_are_kept_are_counted_as_lost(join: Join, child: Start)
 
 def test_bulk_waits_for_room(join: Join, child: Start) -> None:
     script = """
-    with Node("hearer", mesh=mesh) as node:
+    with Node("hearer", mesh=mesh, announce=False) as node:
         got = []
         node.subscribe("sender/*", lambda message: got.append(message.value[0] * len(message.value)), capacity=1000)
         node.serve("got", lambda message: got)
+        node.announce()
         say("ready")
         hear()
     """

@@ -116,7 +116,12 @@ def test_a_node_does_not_hear_itself(join: Join) -> None:
         other.publish(kind, "of other", kind)
     assert take(mine, 3) == ["of other"] * 3
     assert take(theirs, 3) == ["of one"] * 3
-    assert one.subscribe("one/*").counts().received == 0
+    # Nor what it said before: the last states are given to who comes later, but not to who said them.
+    late = one.subscribe("*/state")
+    assert take(late, 1) == ["of other"]
+    other.publish("state", "once more")
+    assert take(late, 1) == ["once more"]
+    assert one.subscribe("one/**").counts().received == 0
 
 
 def test_what_cannot_be_is_refused(join: Join) -> None:
@@ -302,6 +307,15 @@ for one in (node, other):
 """
 
 
+_STUCK = """
+inside = threading.Event()
+node.subscribe("other/stuck", lambda message: (inside.set(), time.sleep(60)))
+other.wait_for_subscribers("stuck", 20)
+other.publish("stuck", 1)
+sys.exit(5 if inside.wait(20) else 6)
+"""
+
+
 @pytest.mark.parametrize(
     ("end", "status", "text"),
     [
@@ -309,15 +323,7 @@ for one in (node, other):
         ("raise ValueError('at the end')", 1, "ValueError: at the end\n"),
         ("sys.exit(7)", 7, ""),
         ("node.publish('topic', bytes(64 * 2**20 + 1))", 1, "at most\n"),
-        (
-            "inside = threading.Event()\n"
-            "node.subscribe('other/stuck', lambda message: (inside.set(), time.sleep(60)))\n"
-            "other.wait_for_subscribers('stuck', 20)\n"
-            "other.publish('stuck', 1)\n"
-            "sys.exit(5 if inside.wait(20) else 6)",
-            5,
-            "",
-        ),
+        (_STUCK, 5, ""),
     ],
     ids=["end", "raise", "exit", "refused", "stuck"],
 )

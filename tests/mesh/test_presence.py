@@ -119,6 +119,7 @@ def test_a_peer_that_does_not_answer_is_told_of_all_the_same(join: Join, child: 
 
 def test_an_invisible_node_sees_and_is_not_seen(join: Join, mesh: str) -> None:
     base = join("base")
+    base.serve("echo", lambda message: message.value)
     watch = Watch(base)
     with Node("base", mesh=mesh, visible=False) as looker:
         channel = looker.subscribe("base/*")
@@ -126,8 +127,6 @@ def test_an_invisible_node_sees_and_is_not_seen(join: Join, mesh: str) -> None:
         settle(looker)
         base.publish("number", 1)
         assert channel.get(LIMIT_S).value == 1
-        base.serve("echo", lambda message: message.value)
-        settle(base)
         assert looker.request("base", "echo", 2) == 2
         assert looker.peers(LIMIT_S)[0].topics == {"number": "stream"}
         assert base.peers() == []

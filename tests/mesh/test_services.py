@@ -15,6 +15,7 @@ from neuraxis.errors import MeshClosed, MeshError, NobodyServes, NodeGone, Reque
 from neuraxis.mesh import Node
 from neuraxis.mesh import services as services_module
 from neuraxis.mesh.counts import Counts
+from neuraxis.mesh.services import Service
 from neuraxis.mesh.subscription import Message
 from tests.mesh.conftest import LIMIT_S, Child, meet, settle
 from tests.mesh.raw import until
@@ -23,9 +24,10 @@ Join = Callable[..., Node]
 Start = Callable[..., Child]
 
 SERVER = """
-with Node("server", mesh=mesh) as node:
+with Node("server", mesh=mesh, announce=False) as node:
     node.serve("echo", lambda message: message.value)
     node.serve("never", lambda message: (say("asked"), time.sleep(60)))
+    node.announce()
     say("ready")
     hear()
 """
@@ -84,15 +86,22 @@ class Caller(threading.Thread):
         return self
 
 
+def offer(node: Node, topic: str, handler: Callable[[Message], Any], **options: Any) -> Service:
+    """Serve, and return when the others know."""
+    made = node.serve(topic, handler, **options)
+    settle(node)
+    return made
+
+
 # --- answers ---
 
 
 def test_answers_are_what_the_handler_returned(pair: tuple[Node, Node]) -> None:
     server, client = pair
     asked: list[Message] = []
-    server.serve("echo", lambda message: (asked.append(message), message.value)[1])
-    server.serve("arm/add", lambda message: message.value.left + message.value.right, type=Sum)
-    server.serve("sum", lambda message: Sum(1, 2))
+    offer(server, "echo", lambda message: (asked.append(message), message.value)[1])
+    offer(server, "arm/add", lambda message: message.value.left + message.value.right, type=Sum)
+    offer(server, "sum", lambda message: Sum(1, 2))
     for value in (None, 1, "text", b"raw", [1, (2, 3)], {"a": {4}}):
         assert client.request("server", "echo", value) == value
     array = client.request("server", "echo", np.arange(5.0))
@@ -108,8 +117,8 @@ def test_answers_are_what_the_handler_returned(pair: tuple[Node, Node]) -> None:
 
 def test_a_service_that_asks_back(pair: tuple[Node, Node]) -> None:
     server, client = pair
-    server.serve("count", lambda message: 0 if message.value == 0 else 1 + client_count(message.value - 1))
-    client.serve("count", lambda message: 0 if message.value == 0 else 1 + server_count(message.value - 1))
+    offer(server, "count", lambda message: 0 if message.value == 0 else 1 + client_count(message.value - 1))
+    offer(client, "count", lambda message: 0 if message.value == 0 else 1 + server_count(message.value - 1))
 
     def client_count(value: int) -> Any:
         return server.request("client", "count", value, timeout=LIMIT_S)
@@ -127,8 +136,8 @@ def test_slow_answers_hold_up_others_only_when_all_threads_are_busy(pair: tuple[
     def handle(message: Message) -> Any:
         return gate(message) if message.value else "quick"
 
-    server.serve("mixed", handle, threads=3)
-    server.serve("other", lambda message: "other", threads=1)
+    offer(server, "mixed", handle, threads=3)
+    offer(server, "other", lambda message: "other", threads=1)
     slow = [Caller(client, "server", "mixed", number) for number in (1, 2)]
     until(lambda: gate.inside == 2, "two slow ones")
     for _ in range(20):
@@ -145,7 +154,7 @@ def test_slow_answers_hold_up_others_only_when_all_threads_are_busy(pair: tuple[
 
 def test_thousands_of_questions_leave_nothing(pair: tuple[Node, Node]) -> None:
     server, client = pair
-    service = server.serve("echo", lambda message: message.value)
+    service = offer(server, "echo", lambda message: message.value)
     for number in range(100):
         assert client.request("server", "echo", number) == number
     me = psutil.Process()
@@ -162,6 +171,21 @@ def test_thousands_of_questions_leave_nothing(pair: tuple[Node, Node]) -> None:
     assert len(service._answered) == 0
 
 
+def test_a_service_that_is_not_known_yet_is_found(join: Join, mesh: str) -> None:
+    """It may be known here that a node has come before it is known what it serves."""
+    base = join("base")
+    answers: list[Any] = []
+    base.on_join(lambda peer: answers.append(base.request(peer.name, "echo", peer.name, timeout=LIMIT_S)))
+    for number in range(15):
+        server = Node(f"server-{number}", mesh=mesh)
+        try:
+            server.serve("echo", lambda message: message.value)
+            until(lambda number=number: len(answers) == number + 1, "the answer")
+        finally:
+            server.close()
+    assert answers == [f"server-{number}" for number in range(15)]
+
+
 # --- errors ---
 
 
@@ -172,10 +196,10 @@ def test_errors_are_told_apart(pair: tuple[Node, Node]) -> None:
     def fail(message: Message) -> Any:
         raise {"value": ValueError, "exit": SystemExit}[message.value]("so be it")
 
-    failing = server.serve("fail", fail)
-    server.serve("gate", gate)
-    server.serve("odd", lambda message: object())
-    server.serve("typed", lambda message: message.value, type=Sum)
+    failing = offer(server, "fail", fail)
+    offer(server, "gate", gate)
+    offer(server, "odd", lambda message: object())
+    offer(server, "typed", lambda message: message.value, type=Sum)
     with pytest.raises(RequestFailed, match="'fail' of node 'server' failed: ValueError: so be it") as caught:
         client.request("server", "fail", "value")
     assert caught.value.kind == "ValueError"
@@ -189,8 +213,9 @@ def test_errors_are_told_apart(pair: tuple[Node, Node]) -> None:
         client.request("server", "typed", {"left": "1", "right": 2})
     with pytest.raises(MeshError, match="cannot be read"):
         client.request("server", "typed", Sum(1, 2), type=int)
-    with pytest.raises(NobodyServes, match="does not serve 'nothing'"):
-        client.request("server", "nothing", timeout=LIMIT_S)
+    for timeout in (LIMIT_S, 0.2):
+        with pytest.raises(NobodyServes, match="does not serve 'nothing'"):
+            client.request("server", "nothing", timeout=timeout)
     with pytest.raises(NodeGone, match="no such node") as gone:
         client.request("nobody", "echo", timeout=LIMIT_S)
     assert gone.value.node == "nobody"
@@ -203,12 +228,12 @@ def test_errors_are_told_apart(pair: tuple[Node, Node]) -> None:
 
 def test_a_service_that_is_closed_is_served_no_more(pair: tuple[Node, Node]) -> None:
     server, client = pair
-    with server.serve("echo", lambda message: message.value):
+    with offer(server, "echo", lambda message: message.value):
         assert client.request("server", "echo", 1) == 1
     settle(server)
     with pytest.raises(NobodyServes):
         client.request("server", "echo", 1, timeout=LIMIT_S)
-    server.serve("echo", lambda message: -message.value)
+    offer(server, "echo", lambda message: -message.value)
     settle(server)
     assert client.request("server", "echo", 1) == -1
 
@@ -245,8 +270,8 @@ def test_a_node_that_stands_still_is_gone_after_its_lease(join: Join, child: Sta
 def test_closing_with_questions_under_way(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate, stuck = Gate(), threading.Event()
-    server.serve("gate", gate)
-    server.serve("stuck", lambda message: stuck.wait(LIMIT_S), threads=2)
+    offer(server, "gate", gate)
+    offer(server, "stuck", lambda message: stuck.wait(LIMIT_S), threads=2)
     answered, given_up = Caller(client, "server", "gate", 1), Caller(client, "server", "stuck")
     until(lambda: gate.inside == 1, "the question")
     closing = threading.Thread(target=server.close)
@@ -264,14 +289,14 @@ def test_closing_with_questions_under_way(pair: tuple[Node, Node]) -> None:
 def test_who_asks_may_be_closed_meanwhile(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate = Gate()
-    server.serve("gate", gate)
+    offer(server, "gate", gate)
     asking = Caller(client, "server", "gate")
     until(lambda: gate.inside == 1, "the question")
     client.close()
     asking.done()
     assert isinstance(asking.error, MeshClosed), asking.error
     gate.open.set()
-    other = server.serve("gate2", lambda message: message.value)
+    other = offer(server, "gate2", lambda message: message.value)
     assert server.request("server", "gate2", 3) == 3
     other.close()
 
@@ -279,8 +304,8 @@ def test_who_asks_may_be_closed_meanwhile(pair: tuple[Node, Node]) -> None:
 def test_too_many_questions_hold_up_nothing_else(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate = Gate()
-    server.serve("gate", gate, threads=1)
-    server.serve("other", lambda message: "answer")
+    offer(server, "gate", gate, threads=1)
+    offer(server, "other", lambda message: "answer")
     channel = server.subscribe("client/*")
     settle(server)
     ended: list[Any] = []
@@ -302,7 +327,7 @@ def test_too_many_questions_hold_up_nothing_else(pair: tuple[Node, Node]) -> Non
 def test_a_question_that_is_asked_again_is_not_carried_out_again(pair: tuple[Node, Node], join: Join) -> None:
     server, client = pair
     gate = Gate()
-    service = server.serve("gate", gate)
+    service = offer(server, "gate", gate)
     number = client.next_question()
     with pytest.raises(RequestTimeout):
         client.request("server", "gate", "once", timeout=0.1, again=number)
@@ -331,7 +356,7 @@ def test_a_question_that_failed_may_be_asked_again(pair: tuple[Node, Node]) -> N
             raise value
         return value
 
-    server.serve("moody", handle)
+    offer(server, "moody", handle)
     number = client.next_question()
     with pytest.raises(RequestFailed, match="not yet"):
         client.request("server", "moody", again=number)
@@ -343,7 +368,7 @@ def test_what_a_service_remembers_is_bounded(pair: tuple[Node, Node], monkeypatc
     monkeypatch.setattr(services_module, "_REMEMBERED", 10)
     monkeypatch.setattr(services_module, "_REMEMBERED_BYTES", 5000)
     server, client = pair
-    service = server.serve("echo", lambda message: message.value)
+    service = offer(server, "echo", lambda message: message.value)
     for size in (10, 1000, 3):
         for _ in range(20):
             client.request("server", "echo", bytes(size), again=client.next_question())

@@ -196,10 +196,11 @@ def test_a_process_that_stands_still_blocks_no_publisher(
     script = """
     from neuraxis.mesh import topology
     topology.LEASE_MS = 60_000  # nobody takes it for dead, so that it can be in the way
-    with Node("stuck", mesh=mesh) as node:
+    with Node("stuck", mesh=mesh, announce=False) as node:
         got = []
         subscription = node.subscribe("sender/*", lambda message: got.append(message.value[0]), capacity=100000)
         node.serve("got", lambda message: [got == sorted(set(got)), got[-1]])
+        node.announce()
         say("ready")
         hear()
     """

@@ -2,8 +2,8 @@
 
 Scores become probabilities (softmax); their entropy H says how undecided they are, from 0 to H_max = ln n.
 alpha = cos²(πH / 2H_max) falls from 1 (decided) to 0 (all the same), and 1/(alpha + epsilon) is the temperature at
-which a target is drawn: near 1 the scores decide, near 1/epsilon all targets are about as likely, so that what nobody is
-good at is tried by everybody. Only targets that are there are drawn; where none is, the fallback gets it.
+which a target is drawn: near 1 the scores decide, near 1/epsilon all targets are about as likely, so that what nobody
+is good at is tried by everybody. Only targets that are there are drawn; where none is, the fallback gets it.
 """
 
 from __future__ import annotations

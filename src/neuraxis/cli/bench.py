@@ -24,12 +24,17 @@ from neuraxis.observe import (
     bench_brain_plan,
     bench_brain_programs,
     bench_brain_tables,
+    bench_mesh_tables,
     bench_regions,
     bench_regions_tables,
     bench_tables,
 )
 from neuraxis.observe.bench_collectives import Plan, measure
 from neuraxis.observe.bench_contenders import OURS, PEERS, LeftOut, left_out, parse_peers
+from neuraxis.observe.bench_mesh import PARTS, parse_brains, parse_parts
+from neuraxis.observe.bench_mesh import Plan as MeshPlan
+from neuraxis.observe.bench_mesh import measure as measure_mesh
+from neuraxis.observe.bench_mesh_brain import WAYS, parse_ways
 from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, parse_sizes
 
 __all__ = ["app"]
@@ -190,6 +195,67 @@ def brain(
         _print(bench_brain_tables, results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench brain: {error}", file=sys.stderr)
+        return 2
+    return 0 if results.sound else 1
+
+
+@app.command
+def mesh(
+    *,
+    parts: str = ",".join(PARTS),
+    ways: str = ",".join(WAYS),
+    brains: str | None = None,
+    repeats: int | None = None,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    markdown: Annotated[bool, Parameter(negative=())] = False,
+    into: Path | None = None,
+) -> int:
+    """Measure the mesh: messages beside raw Zenoh, nodes under load, brains in all ways to run them, and a killed part.
+
+    One brain runs in one process, in workers on shared memory, in ranks that exchange spikes by collectives, and as
+    nodes over Zenoh, directly and through a router: steps per second, what a window takes, whether the result is the
+    same, and what becomes of the others when one process is killed. The status is 1 when results differ, or when a way
+    that could be started failed. What is compared takes turns; still, measure on a quiet machine.
+
+    Parameters
+    ----------
+    parts
+        What to measure: messages, load, brain, faults.
+    ways
+        Ways to run a brain.
+    brains
+        Brains to run: pair, two, four, default; all of them without it, pair with --quick.
+    repeats
+        Rounds, of which the median counts; 3 without it, 1 with --quick.
+    quick
+        Less of everything: about half a minute.
+    json
+        Print the results as JSON, every round included.
+    markdown
+        Print the tables as Markdown.
+    into
+        Write the tables, as Markdown, between two marks in this file, which it must have; see docs/mesh-or-lockstep.md.
+    """
+    try:
+        _check_form(json, markdown)
+        if into is not None:
+            bench_mesh_tables.check_marked(into)
+        if repeats is not None and repeats < 1:
+            raise InvalidArgument(f"--repeats {repeats}: at least one round is needed")
+        changes: dict[str, Any] = {"parts": parse_parts(parts), "ways": parse_ways(ways)}
+        if repeats is not None:
+            changes["rounds"] = repeats
+        if brains is not None:
+            changes["brains"] = parse_brains(brains)
+        plan = MeshPlan.quick(**changes) if quick else MeshPlan(**changes)
+        with _ended_by_sigterm(), _progress() as progress:
+            results = measure_mesh(plan, progress)
+        if into is not None:
+            bench_mesh_tables.write_between(results, into)
+        _print(bench_mesh_tables, results, as_json=json, markdown=markdown)
+    except NeuraxisError as error:
+        print(f"neuraxis bench mesh: {error}", file=sys.stderr)
         return 2
     return 0 if results.sound else 1
 

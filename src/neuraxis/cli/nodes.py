@@ -145,7 +145,7 @@ def _nobody(node: Node) -> str:
     where = f"the mesh {node.mesh!r}"
     if node.topology.mode == "local":
         return (
-            f"nobody is here: {where} on this machine is empty. Another mesh has another name (--mesh-name NAME); one on "
-            "other machines is reached through a router (--connect tls/ROBOT:7447 --tls FOLDER)"
+            f"nobody is here: {where} on this machine is empty. Another mesh has another name (--mesh-name NAME); "
+            "one on other machines is reached through a router (--connect tls/ROBOT:7447 --tls FOLDER)"
         )
     return f"nobody is here: {where} is reached, and has no nodes that this tool may see. Is the name right (--mesh)?"

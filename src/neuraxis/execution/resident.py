@@ -175,6 +175,8 @@ class Residents:
         self._living = [(resident, _make(resident)) for resident in here]
         self._given: dict[str, list[_Given]] = {resident.name: [] for resident in here}
         self._done = shard.step
+        self._called: set[str] = set()
+        self.around_first_call: Callable[[bool], None] = lambda begins: None  # it may take long: much is imported then
         # Steps in which somebody may have to be called; none where nobody hears or ticks.
         self._every = [one.batch_steps for one in here if one.hears] + [
             one.tick_steps for one in here if one.tick_steps
@@ -196,10 +198,16 @@ class Residents:
             if resident.population in self._shard.silent:
                 self._take_given(resident, now)  # what arrives now is lost on it
                 continue
+            first = resident.name not in self._called
+            if first:
+                self.around_first_call(True)
             events = self._events(resident, now)
             ticks = resident.tick_steps and now % resident.tick_steps == 0
             if events or ticks:
+                self._called.add(resident.name)
                 self._answer(resident, living, events, now)
+            if first:
+                self.around_first_call(False)
 
     def forget(self) -> None:
         """Let go of data that everybody has heard."""

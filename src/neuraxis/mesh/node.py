@@ -71,6 +71,25 @@ class _Publisher:
         self.lock = threading.Lock()
 
 
+class _InSession:
+    """Zenoh's errors in here are MeshClosed where the node has been closed meanwhile, and MeshError else."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import zenoh
+
+        if isinstance(error, zenoh.ZError):
+            self._node._check()
+            raise MeshError(f"node {self._node.name!r}: {error}") from None
+
+
 class Node:
     """A node on a mesh.
 
@@ -141,7 +160,8 @@ class Node:
         self._check()
         with self._lock:
             if self._token is None:
-                self._token = self._session.liveliness().declare_token(token_key(self.mesh, self.me))
+                with self._in_session():
+                    self._token = self._session.liveliness().declare_token(token_key(self.mesh, self.me))
 
     # --- to say -----------------------------------------------------------------------------------------------
 
@@ -165,11 +185,8 @@ class Node:
             except struct.error:
                 raise InvalidArgument(f"step={step!r}: a number of steps is expected") from None
             publisher.sent += 1
-            try:
+            with self._in_session():
                 publisher.declared.put(payload, encoding=encoding, attachment=attachment)
-            except Exception as error:  # the session has been closed meanwhile
-                self._check()
-                raise MeshError(f"{topic!r} of node {self.name!r} cannot be published: {error}") from None
 
     def wait_for_subscribers(self, topic: str, timeout: float, kind: str | None = None) -> bool:
         """Wait until somebody has subscribed to a topic of this node: what is published earlier, nobody hears."""
@@ -218,10 +235,12 @@ class Node:
             )
         if handler is not None and not callable(handler):
             raise InvalidArgument(f"handler={handler!r}: a function of a message is expected")
-        declared = declare_subscriber(self._session, self._prefix + key_expression, capacity, history, recover)
+        with self._in_session():
+            declared = declare_subscriber(self._session, self._prefix + key_expression, capacity, history, recover)
         made = Subscription(
-            declared, key_expression, self._prefix, handler, type=type, capacity=capacity, allow_pickle=allow_pickle
-        )
+            declared, key_expression, self._prefix, handler, type=type, capacity=capacity, allow_pickle=allow_pickle,
+            own=(self.name, self.incarnation),
+        )  # fmt: skip
         with self._lock:
             for one in [one for one in self._subscriptions if one._closed]:
                 self._subscriptions.remove(one)
@@ -272,35 +291,33 @@ class Node:
             raise InvalidArgument(f"timeout={timeout!r}: a number of seconds is expected")
         if again is not None and (isinstance(again, bool) or not isinstance(again, int) or not 0 < again < 2**63):
             raise InvalidArgument(f"again={again!r}: a number that `next_question` gave is expected")
-        where = f"{topic!r} of node {node!r}"
-        begun = time.monotonic()
-        before = self._presence.get(node)
-        reply = self._ask(serve_key(self.mesh, node, topic), value, timeout, again or UNNUMBERED)
-        late = reply is not None and _is_timeout(reply)
-        if reply is not None and not late:
-            if reply.ok is None:
-                raise_failure(bytes(reply.err.payload), where)
-            try:
-                return decode(bytes(reply.ok.payload), str(reply.ok.encoding), type=type)
-            except Undecodable as error:
-                raise MeshError(f"the answer of {where} cannot be read: {error}") from None
-        waited = time.monotonic() - begun
         self._check()
-        # A presence that is being withdrawn is seen a moment later.
-        deadline = time.monotonic() + (_GONE_WAIT_S if waited < timeout else 0.0)
+        where = f"{topic!r} of node {node!r}"
+        asked_before = False
+        deadline = time.monotonic() + timeout
         while True:
-            now = self._presence.get(node)
-            left = now is None or (before is not None and now.incarnation != before.incarnation)
-            if left and node != self.name:
+            begun, before = time.monotonic(), self._presence.stay(node)
+            reply = self._ask(serve_key(self.mesh, node, topic), value, deadline - begun, again or UNNUMBERED)
+            late = reply is not None and _is_timeout(reply)
+            if reply is not None and not late:
+                if reply.ok is None:
+                    raise_failure(bytes(reply.err.payload), where)
+                try:
+                    return decode(bytes(reply.ok.payload), str(reply.ok.encoding), type=type)
+                except Undecodable as error:
+                    raise MeshError(f"the answer of {where} cannot be read: {error}") from None
+            self._check()
+            late = late or time.monotonic() > deadline - 0.1 * timeout
+            if not self._stays(node, before, 0.0 if late else _GONE_WAIT_S / 3 if asked_before else _GONE_WAIT_S):
                 raise NodeGone(f"{where} was asked, and no such node is on the mesh {self.mesh!r} (any more)", node)
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.01)
-        if not late and waited < timeout * 0.9:
-            raise NobodyServes(
-                f"node {node!r} is there, but does not serve {topic!r} (or has more than {_MOST_WAITING:,} to answer)"
-            )
-        raise RequestTimeout(f"{where} was asked, and did not answer within {timeout:g} s")
+            if late:
+                raise RequestTimeout(f"{where} was asked, and did not answer within {timeout:g} s")
+            if asked_before or time.monotonic() > deadline - 0.1 * timeout:
+                raise NobodyServes(
+                    f"node {node!r} is there, but does not serve {topic!r} (or has {_MOST_WAITING:,} others to answer)"
+                )
+            # What a service is asked, it answers. So nobody was asked: perhaps what it serves was not yet known here.
+            asked_before = True
 
     def next_question(self) -> int:
         """A number for a question that may have to be asked again."""
@@ -319,7 +336,13 @@ class Node:
         here = self._presence.peers()
         if not ask or not here:
             return here
-        said = self._ask_all_status(timeout, {peer.name for peer in here})
+        names = {peer.name for peer in here}
+        begun = time.monotonic()
+        said = self._ask_all_status(timeout, names)
+        # Those that came this moment may be known before their answers can be asked for.
+        while names - {name for name, _ in said} and time.monotonic() < begun + min(timeout, _GONE_WAIT_S):
+            time.sleep(0.01)
+            said |= self._ask_all_status(max(0.01, begun + timeout - time.monotonic()), names)
         return [_with_status(peer, said.get((peer.name, peer.incarnation))) for peer in here]
 
     def peer(self, name: str) -> Peer | None:
@@ -426,6 +449,9 @@ class Node:
         if self._closed:
             raise MeshClosed(f"node {self.name!r} has been closed")
 
+    def _in_session(self) -> _InSession:
+        return _InSession(self)
+
     def _publisher(self, topic: str, kind: str | None) -> _Publisher:
         self._check()
         with self._lock:
@@ -433,7 +459,8 @@ class Node:
             if known is None:
                 check_name(topic, "topic")
                 kind = check_kind(kind or "stream")
-                declared = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
+                with self._in_session():
+                    declared = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
                 known = self._publishers[topic] = _Publisher(declared, kind)
             elif kind is not None and kind != known.kind:
                 raise InvalidArgument(f"kind={kind!r}: the topic {topic!r} of this node is of kind {known.kind!r}")
@@ -443,7 +470,8 @@ class Node:
         import zenoh
 
         # A ring: where too many questions wait, the oldest ends without an answer, and the session is not held up.
-        return self._session.declare_queryable(key, zenoh.handlers.RingChannel(_MOST_WAITING), complete=True)
+        with self._in_session():
+            return self._session.declare_queryable(key, zenoh.handlers.RingChannel(_MOST_WAITING), complete=True)
 
     def _ask(self, key: str, value: Any, timeout: float, number: int) -> Any:
         """Send a question; the first reply, None where there is none."""
@@ -453,32 +481,45 @@ class Node:
         payload, encoding = encode(value)
         if len(payload) > LARGEST_MESSAGE:
             raise InvalidArgument(f"{key}: {len(payload):,} bytes; a question has {LARGEST_MESSAGE:,} at most")
-        replies = self._session.get(
-            key,
-            zenoh.handlers.FifoChannel(4),
-            payload=payload,
-            encoding=encoding,
-            attachment=seal_envelope(self._name_bytes, self.incarnation, number, NO_STEP),
-            timeout=timeout,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            congestion_control=zenoh.CongestionControl.BLOCK,
-            express=True,
-        )
+        with self._in_session():
+            replies = self._session.get(
+                key,
+                zenoh.handlers.FifoChannel(4),
+                payload=payload,
+                encoding=encoding,
+                attachment=seal_envelope(self._name_bytes, self.incarnation, number, NO_STEP),
+                timeout=timeout,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                express=True,
+            )
         try:
             return replies.recv()
         except zenoh.ZError:
             return None  # the query has ended without a reply
 
+    def _stays(self, node: str, before: Any, wait_s: float) -> bool:
+        """Whether a node is here, and has been since. A presence that is being withdrawn is seen a moment later."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            now = self._presence.stay(node)
+            if node != self.name and (now is None or (before is not None and now != before)):
+                return False
+            if time.monotonic() >= deadline:
+                return True
+            time.sleep(0.01)
+
     def _ask_all_status(self, timeout: float, names: set[str]) -> dict[tuple[str, int], dict[str, Any]]:
         import zenoh
 
-        replies = self._session.get(
-            status_key(self.mesh),
-            zenoh.handlers.FifoChannel(len(names) + 100),
-            timeout=timeout,
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-        )
+        with self._in_session():
+            replies = self._session.get(
+                status_key(self.mesh),
+                zenoh.handlers.FifoChannel(len(names) + 100),
+                timeout=timeout,
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+            )
         said: dict[tuple[str, int], dict[str, Any]] = {}
         while names - {name for name, _ in said}:
             try:

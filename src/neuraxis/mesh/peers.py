@@ -80,6 +80,8 @@ class Presence:
         self._me = me
         self._lock = threading.Condition()
         self._here: dict[tuple[str, int], Peer] = {}
+        self._arrivals: dict[tuple[str, int], int] = {}
+        self._arrived = 0
         self._joined: list[Callable[[Peer], Any]] = []
         self._left: list[Callable[[Peer], Any]] = []
         self._calls: queue.SimpleQueue[tuple[Callable[[Peer], Any], Peer] | None] = queue.SimpleQueue()
@@ -102,6 +104,12 @@ class Presence:
         """The node of a name, the latest if there are several."""
         found = [peer for peer in self.peers() if peer.name == name]
         return found[-1] if found else None
+
+    def stay(self, name: str) -> tuple[int, int] | None:
+        """Which life of a node is here, and by which arrival: that changes when it leaves, if only for a moment."""
+        with self._lock:
+            here = [identity for identity in self._here if identity[0] == name]
+            return (max(here)[1], self._arrivals[max(here)]) if here else None
 
     def with_role(self, role: str) -> list[Peer]:
         """Those that declare a role, in the order in which they came."""
@@ -196,8 +204,11 @@ class Presence:
                 return
             if came:
                 self._here[identity] = peer
+                self._arrived += 1
+                self._arrivals[identity] = self._arrived
             else:
                 peer = self._here.pop(identity)
+                del self._arrivals[identity]
             self._lock.notify_all()
             for handler in self._joined if came else self._left:
                 self._calls.put((handler, peer))

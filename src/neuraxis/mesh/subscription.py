@@ -71,6 +71,7 @@ class Subscription:
         type: Any = None,
         capacity: int,
         allow_pickle: bool,
+        own: tuple[str, int] | None = None,
         largest: int = LARGEST_MESSAGE,
     ) -> None:
         import zenoh
@@ -83,6 +84,7 @@ class Subscription:
         self._type = type
         self._allow_pickle = allow_pickle
         self._largest = largest
+        self._own = own
         self._ledger = Ledger(f"subscription {expression!r}")
         self._messages: deque[Message] = deque()
         self._capacity = capacity
@@ -199,6 +201,8 @@ class Subscription:
         envelope = None if attachment is None else open_envelope(bytes(attachment))
         if envelope is not None and not key.startswith(f"{envelope.node}/"):
             envelope = None  # where access is controlled, a key is proven, and what a sender says of itself never is
+        if envelope is not None and (envelope.node, envelope.incarnation) == self._own:
+            return None  # what Zenoh gives again to who comes later, it also gives to who said it
         missing = 0 if envelope is None else self._ledger.follow(key, envelope)
         if missing < 0:
             return None

@@ -22,13 +22,12 @@ from neuraxis.observe.bench_mesh_program import Program, ranks_of
 from neuraxis.observe.bench_mesh_ticks import read_ticks
 from neuraxis.observe.bench_mesh_way import Job, Said
 
-__all__ = ["FAULT_BRAIN", "FAULT_WAYS", "WAYS", "BrainEntry", "BrainResults", "Failure", "measure_brains", "parse_ways"]
+__all__ = ["WAYS", "BrainEntry", "BrainResults", "Failure", "measure_brains", "parse_ways"]
 
 WAYS = (
     "sequential", "shm", "lockstep-shm", "lockstep-gloo", "lockstep-mpi", "zenoh-peers", "zenoh-router",
 )  # fmt: skip
-FAULT_WAYS = (*WAYS[:2], "shm-restart", *WAYS[2:])
-FAULT_BRAIN = "two"
+_RESTART = "shm-restart"
 _LIMIT_S = 180.0
 
 
@@ -38,7 +37,7 @@ class BrainEntry(msgspec.Struct):
     Attributes:
         steps: of a stretch; seconds: of each stretch, over all rounds.
         start_seconds: until it could run, of each round.
-        window_us: by percentile, for each round, what a window took (of the region for which it took longest).
+        window_p50_us, window_p99_us: for each round, what a window took, of the region for which it took longest.
     """
 
     brain: str
@@ -115,10 +114,14 @@ def measure_brains(
     rounds: int,
     steps: int,
     stretches: int,
-    faults: bool,
+    fault_brain: str,
     tell: Callable[[str], None] = lambda what: None,
 ) -> BrainResults:
-    """Run brains in ways. `faults`: in the last round one of each way's processes is killed, when all is measured."""
+    """Run brains in ways, by turns.
+
+    `fault_brain`: in the last round, when all is measured, a process that runs this brain is killed in each way; and in
+    one more, that of workers which are restarted. "": none is.
+    """
     results = BrainResults([], [], [], [])
     present = []
     for way in ways:
@@ -127,17 +130,17 @@ def measure_brains(
             present.append(way)
         else:
             results.left_out.append(gone)
-    if faults and "shm" in present:
-        present.insert(present.index("shm") + 1, "shm-restart")
+    if fault_brain and "shm" in present:
+        present.insert(present.index("shm") + 1, _RESTART)
     found: dict[tuple[str, str], BrainEntry] = {}
-    for number in range(max(1, rounds) if brains else 1):
+    rounds = rounds if brains else 1
+    for number in range(rounds):
         for way in present:
-            kill = faults and number == max(1, rounds if brains else 1) - 1
-            jobs = [] if way == "shm-restart" else [Job(brain, steps, steps, stretches) for brain in brains]
-            if kill:
-                jobs = [job for job in jobs if job.brain != FAULT_BRAIN]
-                counted = stretches if FAULT_BRAIN in brains and way != "shm-restart" else 0
-                jobs.append(Job(FAULT_BRAIN, steps, steps, counted, fault=True))
+            jobs = [] if way == _RESTART else [Job(brain, steps, steps, stretches) for brain in brains]
+            if fault_brain and number == rounds - 1:
+                counted = [job.stretches for job in jobs if job.brain == fault_brain] or [0]
+                jobs = [job for job in jobs if job.brain != fault_brain]
+                jobs.append(Job(fault_brain, steps, steps, counted[0], fault=True))
             if not jobs or any(failure.way == way for failure in results.failures):
                 continue
             tell(way)

@@ -98,9 +98,7 @@ def make_workload(brain: str, folder: Path, *, make_files: bool = False) -> Work
         config = {"path": str(path), "dt_ms": network.dt_ms}
         residents.append(Resident(f"{name}.ticks", _TICKER, own.index, mark.index, config, tick_steps=window))
     units = replace(units, populations=populations)
-    return Workload(
-        network, tuple(residents), units, window, _placement(network, units, residents, workers), rates
-    )
+    return Workload(network, tuple(residents), units, window, _placement(network, units, residents, workers), rates)
 
 
 def _placement(network: Network, units: Units, residents: Sequence[Resident], workers: int) -> Placement:

@@ -22,7 +22,7 @@ __all__ = ["Fault", "kill_one"]
 
 _BEFORE_S = 0.3  # how long it runs before that
 _LIMIT_S = 20.0
-_LOOK_S = 0.002
+_LOOK_S = 0.005
 _START_S = 60.0
 
 
@@ -98,7 +98,7 @@ def kill_one(program: Program, brain: str, window_steps: int, dt_ms: float) -> F
     raised = [said for said in program.all_said() if said.what == "raised"]
     first = min([said.at for said in raised] + list(ended.values()) + [over])
     last = max([*ended.values(), over])
-    error = raised[0].error if raised else program.last_words() if len(files) > 1 else ""
+    error = raised[0].error if raised else f"ended by the launcher: {program.last_words()}"
     if program.way == "sequential":
         error = f"status {program.main.returncode}"
     return Fault(

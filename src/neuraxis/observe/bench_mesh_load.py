@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from typing import Any
@@ -83,6 +84,7 @@ def measure_load(
 
 def _serve(line: WorkerLine, mesh: str, topology: dict[str, Any], hears: str) -> None:
     """One node: hears the others, publishes at its rate, and says how long what it heard took."""
+    logging.getLogger("neuraxis.mesh").setLevel(logging.ERROR)  # what is lost is told in the end
     others = [rank for rank in range(line.n) if rank != line.rank]
     heard = others if hears == "all" else [(line.rank + 1) % line.n]
     taken_us: list[float] = []

@@ -42,8 +42,11 @@ class MessageEntry(msgspec.Struct):
     p99_us: dict[str, list[float]]
     messages: int = 0
 
-    def median(self, contender: str, figure: str = "p50_us") -> float:
-        return statistics.median(getattr(self, figure)[contender])
+    def median(self, contender: str) -> float:
+        return statistics.median(self.p50_us[contender])
+
+    def median_p99(self, contender: str) -> float:
+        return statistics.median(self.p99_us[contender])
 
     @property
     def ratio(self) -> float:

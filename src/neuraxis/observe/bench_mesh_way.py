@@ -19,6 +19,8 @@ import msgspec
 from neuraxis.errors import NeuraxisError
 from neuraxis.execution import Simulation
 from neuraxis.execution.executor import Executor
+from neuraxis.execution.mesh import MeshExecutor
+from neuraxis.mesh.topology import Topology
 from neuraxis.observe.bench_mesh_brains import Workload, make_workload
 
 __all__ = ["Job", "Order", "Said", "read_said"]
@@ -128,7 +130,7 @@ def _go_on(job: Job, simulation: Simulation, executor: Executor | None, said: Bi
     while not enough.exists() and time.monotonic() < deadline:
         simulation.advance(_FAULT_PIECE_STEPS)
     went_on = Said("went on", job.brain, time.monotonic_ns(), fingerprint=simulation.fingerprint())
-    stories = getattr(executor, "stories", dict)()
+    stories: dict[str, Any] = executor.stories() if isinstance(executor, MeshExecutor) else {}
     went_on.silences = {
         name: [[other, *silence] for other, seen in story["upstream"].items() for silence in seen["silences"]]
         for name, story in stories.items()
@@ -160,9 +162,6 @@ def _executor(order: Order, load: Workload, world: Any) -> Executor | None:
         return LockstepExecutor(world, load.placement)
     if not order.way.startswith("zenoh-"):
         return None
-    from neuraxis.execution.mesh import MeshExecutor
-    from neuraxis.mesh.topology import Topology
-
     topology = Topology.from_options([order.endpoint]) if order.endpoint else Topology.local()
     return MeshExecutor(load.units, mesh=order.mesh, topology=topology)
 

@@ -71,12 +71,12 @@ def total(data: Any) -> float:
 
 
 class Unlucky:
-    """At a time (`at_ms`) it raises, or is stuck until a file is there (`file`); until then it spikes at each tick."""
+    """Spikes after each tick, before step `until`. At a time (`at_ms`) it raises, or is stuck until a `file` is."""
 
     stateless = True
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
-        self.at_ms, self.file = config["at_ms"], config.get("file")
+        self.at_ms, self.file, self.until = config["at_ms"], config["file"], config["until"]
 
     def process_events(self, now_ms: float, events: list[Event]) -> np.ndarray:
         if abs(now_ms - self.at_ms) < 1e-6:
@@ -84,4 +84,4 @@ class Unlucky:
                 raise ZeroDivisionError("a scripted accident")
             while not Path(self.file).exists():
                 time.sleep(0.01)
-        return np.array([0])
+        return np.array([0] if round(now_ms / 0.1) + 1 < self.until else [], np.int64)

@@ -41,7 +41,7 @@ from neuraxis.execution.tensors import lowered
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.peers import Peer
 from neuraxis.mesh.subscription import Message
-from neuraxis.mesh.topology import Topology
+from neuraxis.mesh.topology import LEASE_MS, Topology
 
 __all__ = ["RegionNode"]
 
@@ -51,7 +51,9 @@ _TICK_S = 0.05  # how often the loop looks around while it waits
 _PIECE_STEPS = 2000  # a node that runs by itself looks around after so many
 _AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those that hear it
 _REPLAY_S = 1.0
+_LEASE_S = LEASE_MS / 1000 + 0.5
 _LETTER_S = 0.25  # data that have not come after so long are asked for
+_FIRST_CALL_S = 60.0
 _LONGEST_COMMAND_S = 24 * 3600.0
 
 # What may be asked of a region by name; the others need a path on this machine, and only its own driver may name one.
@@ -106,6 +108,7 @@ class RegionNode:
         self._mail = _MeshMail(self)
         self._runner = ShardRunner(network, placement, me, boxes, progress, (0, 0), setup.residents, self._mail)
         self._shard = self._runner.shard
+        self._runner.residents.around_first_call = self._around_first_call
         self.digest = int(describe_network(network)["digest"][:16], 16)
         self._upstreams = Upstreams(setup, self.digest, self._shard, boxes, links)
         hears_me = [index for index in range(len(names)) if index != me and links[index, me]]
@@ -129,6 +132,7 @@ class RegionNode:
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._deferred: deque[_Question] = deque()
         self._cut_off_since: float | None = None
+        self._heard_at = 0.0  # when anything came from anybody
         self.refused = 0  # messages that made no sense here
         self.node: Node | None = None
         self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
@@ -258,10 +262,12 @@ class RegionNode:
             for one in self._upstreams:
                 one.last_sign = max(one.last_sign, now)  # it is this node that is cut off
             return
+        patience_s = self.setup.patience_s
+        if self.node is not None and self.node.topology.mode == "client" and now - self._heard_at > patience_s / 2:
+            # Nothing comes from anybody: that it is this node that is cut off, the lease of its link will tell.
+            patience_s = max(patience_s, _LEASE_S)
         for one in blocking:
-            one.patience_s = self.setup.patience_s
-            if one.state == AWAITED:
-                one.patience_s = max(self.setup.start_wait_s, one.patience_s)
+            one.patience_s = max(self.setup.start_wait_s, patience_s) if one.state == AWAITED else patience_s
             if why := one.is_gone(now, listening_since):
                 self._give_up(one, why)
             elif one.should_ask(self._shard.step, now):
@@ -448,6 +454,10 @@ class RegionNode:
     def _say(self, force: bool = False, leaving: bool = False, hold_s: float = 0.0) -> None:
         self._speaker.say(lambda: self._status(leaving, hold_s), force)
 
+    def _around_first_call(self, begins: bool) -> None:
+        """A resident is called for the first time, and may import who knows what."""
+        self._say(force=True, hold_s=_FIRST_CALL_S if begins else 0.0)
+
     def _status(self, leaving: bool, hold_s: float) -> RegionStatus:
         clock = self.clock
         return RegionStatus(
@@ -506,6 +516,7 @@ class RegionNode:
         if kind == "command":
             self._deferred.append(what)
             return True
+        self._heard_at = time.monotonic()
         try:
             getattr(self, f"_hear_{kind}")(*what)
         except (ValueError, TypeError) as error:  # what a stranger sent; this region goes on

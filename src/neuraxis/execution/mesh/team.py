@@ -40,6 +40,7 @@ _log = logging.getLogger("neuraxis.mesh")
 _LOOK_S = 0.05
 _COMMAND_S = 600.0
 _WHERE_S = 10.0
+_ENDS_S = 2.0
 _KEPT_ACTIONS = 20_000
 _SETTINGS = frozenset({"write_state", "silence", "freeze", "set_level"})
 _ERRORS = {"CheckpointError": CheckpointError, "InvalidArgument": InvalidArgument}
@@ -156,6 +157,8 @@ class RegionTeam:
         answers: dict[str, Any] = {}
         numbers: dict[str, int] = {}  # a question that is asked again after a cut has its number, and is done once
         wanted = {name for name in self.names if self.is_live(name)}
+        for name in self._lives.keys() - wanted:
+            self._note_loss(name, "it has left")
         while True:
             if late_too:
                 wanted |= {name for name in self.names if self.is_live(name)}
@@ -166,6 +169,11 @@ class RegionTeam:
                 try:
                     answers[name] = future.result(timeout=_LOOK_S)
                     del pending[name]
+                    self.lost.pop(name, None)
+                except ShardFailed as error:
+                    del pending[name]
+                    wanted.discard(name)
+                    self._note_loss(name, str(error), _ENDS_S)
                 except MeshError as error:
                     del pending[name]
                     if isinstance(error, RequestFailed) or not self.is_live(name):
@@ -257,22 +265,23 @@ class RegionTeam:
         hold_s = message.value.get("hold_s", 0.0) if isinstance(message.value, dict) else 0.0
         self._holds[message.node] = now + min(float(hold_s), 600.0) if isinstance(hold_s, int | float) else 0.0
 
-    def _note_loss(self, name: str, why: str) -> None:
+    def _note_loss(self, name: str, why: str, ends_within_s: float = 0.0) -> None:
+        """Keep how a node was lost: what its process ended with, if that is known (soon)."""
         if name not in self.lost:
             try:
-                self._raise_if_dead(name)
+                self._raise_if_dead(name, ends_within_s)
             except ShardFailed as error:
                 why = str(error)
             self.lost[name] = why
             _log.warning("region %s is lost: %s; the others go on without it", name, why)
 
-    def _raise_if_dead(self, name: str) -> None:
-        """Raise what a node's process ended with, if it was started here and has ended."""
+    def _raise_if_dead(self, name: str, within_s: float = 0.0) -> None:
+        """Raise what a node's process ended with, if it was started here and has ended, or does so soon."""
         team = self._teams.get(name)
         if team is None:
             return
         try:
-            team.receive(timeout=0.0)
+            team.receive(timeout=within_s)
         except LineTimeout:
             return
         except (WorkerFailed, LineClosed) as error:

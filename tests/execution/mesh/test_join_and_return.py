@@ -1,0 +1,220 @@
+"""Regions that come late, or come back from their last state: from then on the brain is whole, and the rest is known."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from neuraxis.execution import Simulation
+from neuraxis.execution.mesh import RegionSetup
+from neuraxis.execution.mesh.team import RegionTeam
+from neuraxis.mesh import Topology
+from tests.execution.mesh.fed import UNITS, alone, assert_was_silent_in, fed, silences_of, team_of
+from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, on_the_mesh, until
+from tests.execution.mesh.test_faults import when
+
+
+def kill(simulation: Simulation, *names: str) -> None:
+    """Kill nodes, and return when their processes have ended."""
+    pids = [team_of(simulation).pids[name] for name in names]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        until(lambda pid=pid: not is_running(pid), f"{pid} ends")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def story(simulation: Simulation, hearer: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = simulation._executor.stories()[hearer]["upstream"][name]  # type: ignore[attr-defined]
+    return found
+
+
+# --- who comes back ---
+
+
+def test_one_that_was_missed_comes_back_from_its_last_state_and_is_heard_again(tmp_path: Path) -> None:
+    with on_the_mesh(fed(), UNITS, checkpoint=tmp_path, checkpoint_every=300) as simulation:
+        simulation.advance(1500)
+        team = team_of(simulation)
+        kill(simulation, "source")
+        simulation.advance(1000)
+        assert list(team.lost) == ["source"]
+        ((first, last),) = silences_of(simulation)
+        assert (first, last) == (1501, None)
+        assert sorted(one.name for one in (tmp_path / "source").iterdir())[-1].startswith("step-1")
+        team.start("source", resume=True)
+        team.wait(LIMIT_S, ["source"])
+        simulation.advance(1500)
+        assert not team.lost
+        ((first, last),) = silences_of(simulation)
+        assert first == 1501
+        assert last is not None
+        assert 2500 - 15 <= last < 4000
+        assert_was_silent_in(simulation, [(first, last)])
+        assert (story(simulation, "a", "source")["state"], story(simulation, "a", "source")["heard"]) == ("live", 4000)
+        # It has caught up, and has missed nothing itself.
+        assert story(simulation, "source", "b")["heard"] == 4000
+        assert not story(simulation, "source", "b")["silences"]
+        assert story(simulation, "source", "b")["lost"] == 0
+        # Its spikes are recorded once, and those since its return all.
+        times, ids = simulation.spikes("source")
+        steps = np.rint(times * 10).astype(int)
+        expected, expected_ids = alone(4000)["source"]
+        expected = np.rint(expected * 10).astype(int)
+        assert np.array_equal(steps[steps > 2500], expected[expected > 2500])
+        assert np.array_equal(ids[steps > 2500], expected_ids[expected > 2500])
+        assert len(set(zip(steps.tolist(), ids.tolist(), strict=True))) == len(steps)
+        # It can be lost again.
+        kill(simulation, "source")
+        simulation.advance(300)
+        again = silences_of(simulation)
+        assert again == [(first, last), (4001, None)]
+        assert_was_silent_in(simulation, again, ("a", "b"))
+
+
+def test_where_it_is_waited_for_its_death_leaves_no_trace(tmp_path: Path) -> None:
+    """One, then two at once: killed in mid-run, started again while the others wait; the run is the undisturbed one."""
+    steps = 9000
+    network = fed()
+    with Simulation(network) as reference:
+        expected = reference.step(steps).fingerprint
+    with on_the_mesh(network, UNITS, checkpoint=tmp_path, checkpoint_every=300, patience_s=50.0) as simulation:
+
+        def kill_and_start(*names: str) -> None:
+            kill(simulation, *names)
+            for name in names:
+                team_of(simulation).start(name, resume=True)
+
+        with when(simulation, "source", 1000, lambda: kill_and_start("source")):
+            simulation.advance(steps // 2)
+        with when(simulation, "a", steps // 2 + 1000, lambda: kill_and_start("a", "b")):
+            simulation.advance(steps - steps // 2)
+        assert not team_of(simulation).lost
+        for hearer, name in (("a", "source"), ("a", "b"), ("b", "a"), ("source", "b")):
+            told = story(simulation, hearer, name)
+            assert (told["silences"], told["lost"], told["heard"]) == ([], 0, steps)
+        assert_was_silent_in(simulation, [])
+        for found, wanted in zip(simulation.spikes("source"), alone(steps)["source"], strict=True):
+            assert np.array_equal(found, wanted)
+        assert simulation.fingerprint() == expected
+
+
+def test_one_without_a_state_yet_comes_back_as_new(tmp_path: Path) -> None:
+    with on_the_mesh(fed(), UNITS, checkpoint=tmp_path, checkpoint_every=10_000) as simulation:
+        simulation.advance(600)
+        kill(simulation, "source")
+        simulation.advance(400)
+        team_of(simulation).start("source", resume=True)
+        team_of(simulation).wait(LIMIT_S, ["source"])
+        simulation.advance(1000)
+        ((first, last),) = silences_of(simulation)
+        assert first == 601
+        assert last is not None
+        assert last < 2000
+        assert_was_silent_in(simulation, [(first, last)], ("a", "b"))
+        assert story(simulation, "a", "source")["heard"] == 2000
+
+
+# --- who comes late ---
+
+
+@contextmanager
+def free(missing: tuple[str, ...], **options: Any) -> Iterator[RegionTeam]:
+    """Nodes that nobody drives, in lockstep, all but some."""
+    network, mesh = fed(), fresh_mesh()
+    settings = {"driven": False, "start_wait_s": 1.0, "stays": True, **options}
+    setups = {
+        name: RegionSetup(name, UNITS, network, (), mesh, Topology.local().as_data(), **settings)
+        for name in UNITS.names
+    }
+    with RegionTeam(setups, remote=missing) as team:
+        team.wait(LIMIT_S, [name for name in UNITS.names if name not in missing])
+        yield team
+
+
+def test_regions_that_start_together_run_by_themselves_to_their_end() -> None:
+    steps = 2000
+    with free((), until=steps, start_wait_s=LIMIT_S) as team:
+        until(lambda: {one["step"] for one in team.ask("story").values()} == {steps}, "all have come to the end")
+        expected = alone(steps)
+        states = team.ask("read_state", 2, "v_mv")
+        assert np.array_equal(states["a"], expected["a v"])
+        assert np.array_equal(team.ask("read_state", 1, "v_mv")["source"], expected["shadow v"])
+        assert np.array_equal(team.ask("read_counts", [3])["b"][0], expected["b counts"])
+        stories = team.ask("story")
+        assert not any(one["silences"] for told in stories.values() for one in told["upstream"].values())
+
+
+def test_the_others_begin_without_one_that_does_not_come_and_it_is_heard_when_it_does() -> None:
+    with free(("source",)) as team:
+        begun = until(lambda: _step(team, "a") > 300, "the others begin without it")
+        assert begun
+        told = team.ask("story")["a"]["upstream"]["source"]
+        assert told["state"] == "missing"
+        assert told["silences"][0] == [1, None, "never came"]
+        team.start("source")
+        team.wait(LIMIT_S, ["source"])
+        told = until(lambda: _heard(team), "it is heard")
+        ((first, last, why),) = told["silences"]
+        assert (first, why) == (1, "never came")
+        assert 300 - 15 <= last < told["heard"]
+        assert told["lost"] == 0
+        # It came into the middle of the run, and hears the others from there.
+        mine = team.ask("story")["source"]
+        assert mine["step"] > 300
+        assert mine["upstream"]["b"]["state"] == "live"
+        assert mine["upstream"]["b"]["lost"] == 0
+        spikes = team.ask("read_counts", [0])["source"][0]
+        until(lambda: team.ask("read_counts", [0])["source"][0].sum() > spikes.sum(), "it spikes")
+        assert not any(one["refused"] for one in team.ask("story").values())
+
+
+def _step(team: RegionTeam, name: str) -> int:
+    step: int = team.ask("story")[name]["step"]
+    return step
+
+
+def _heard(team: RegionTeam) -> Any:
+    told = team.ask("story")["a"]["upstream"]["source"]
+    last = told["silences"][-1][1]
+    return told if told["state"] == "live" and last is not None and told["heard"] > last + 100 else None
+
+
+def test_one_that_is_there_before_the_others_waits_for_them() -> None:
+    with free(("a", "b"), start_wait_s=LIMIT_S, until=1000) as team:
+        assert _step(team, "source") == 0
+        for name in ("a", "b"):
+            team.start(name)
+        until(lambda: {one["step"] for one in team.ask("story").values()} == {1000}, "all have come to the end")
+        assert np.array_equal(team.ask("read_state", 2, "v_mv")["a"], alone(1000)["a v"])
+
+
+def test_nobody_can_have_a_region_do_what_is_not_for_strangers() -> None:
+    """Commands with paths are for its own driver, others make sense or are refused; it goes on in any case."""
+    commands = ["save", "restore", "run", "close", "_do", "__class__", None, 5, ["advance"]]
+    with free(("a", "b"), until=10, start_wait_s=0.1) as team:
+        for one in commands:
+            with pytest.raises(Exception, match="does not do that|unhashable"):
+                team.node.request("source", "command", [one, "/tmp/x"], timeout=10.0)
+        for value in (None, 5, "advance", [], {}, ["advance"], ["advance", "x"], ["advance", -5], ["read_state"],
+                      ["read_state", 999, "v_mv"], ["read_state", 1, 7], ["level", 5], ["inject", [1], [10**9]],
+                      ["write_state", 1, "v_mv", "x"], ["give"], ["start"], ["freeze", [77]]):  # fmt: skip
+            try:
+                team.node.request("source", "command", value, timeout=10.0)
+            except Exception as error:
+                assert "no such node" not in str(error)  # noqa: PT017
+        assert team.ask("story")["source"]["region"] == "source"
