@@ -145,7 +145,7 @@ class Mail(Protocol):
     def post(self, letter: Letter) -> None: ...
 
     def fetch(self, source: int, step: int) -> Any:
-        """The content of a letter, waited for."""
+        """The content of a letter, waited for; None where it is lost."""
 
 
 class OwnMail:
@@ -244,7 +244,10 @@ class Residents:
                 data = None
                 if hearing.population in self._marks:
                     ids = ids[:0]
-                    data = raised(self._mail.fetch(hearing.population, emitted), resident.device)
+                    content = self._mail.fetch(hearing.population, emitted)
+                    if content is None:
+                        continue  # they are lost; the mail counts them
+                    data = raised(content, resident.device)
                 events.append(Event(step * self._dt_ms, ids, hearing.source, data))
         events += [
             Event(now * self._dt_ms, np.zeros(0, np.int64), one.source, raised(one.data, resident.device))
@@ -309,8 +312,8 @@ class Residents:
 
     # --- to keep ----------------------------------------------------------------------------------------------
 
-    def export(self) -> dict[str, NDArray[np.generic]]:
-        """The states of all residents as arrays, by "name/key"."""
+    def export(self, heard: bool = False) -> dict[str, NDArray[np.generic]]:
+        """The states of all residents as arrays, by "name/key". `heard`: with the data of others that came here."""
         arrays: dict[str, NDArray[np.generic]] = {}
         for resident, living in self._living:
             if any(one.source == INPUT for one in self._given[resident.name]):
@@ -331,7 +334,7 @@ class Residents:
                 if array.dtype.kind not in "biuf":
                     raise CheckpointError(f"region {resident.name!r}: get_state()[{key!r}]: numbers are expected")
                 arrays[f"{resident.name}/{key}"] = array
-        return arrays | self._letters_under_way() | self._given_under_way()
+        return arrays | self._letters_under_way(heard) | self._given_under_way()
 
     def _given_under_way(self) -> dict[str, NDArray[np.generic]]:
         """Data from outside that residents of this shard have still to hear."""
@@ -342,17 +345,17 @@ class Residents:
                 arrays[f"{_GIVEN}{name}/{place}/{one.step}/{one.source}"] = content
         return arrays
 
-    def _letters_under_way(self) -> dict[str, NDArray[np.generic]]:
-        """Data that residents of this shard have sent and that somebody may still have to hear."""
+    def _letters_under_way(self, heard: bool) -> dict[str, NDArray[np.generic]]:
+        """Data that residents of this shard have sent (or `heard`) and that somebody may still have to hear."""
         oldest = self._shard.step - self._shard.slots
         here = {resident.mark: resident.name for resident, _ in self._living}
         arrays: dict[str, NDArray[np.generic]] = {}
         for (source, step), content in self._mail.letters.items():
-            if source in here and step > oldest:
+            if (heard or source in here) and step > oldest:
                 kind = (content.dtype or "tensor") if isinstance(content, HostTensor) else "array"
                 values = content.values if isinstance(content, HostTensor) else content
                 if not isinstance(values, np.ndarray | np.generic) or values.dtype.kind not in "biuf":
-                    kind, values = "packed", _packed(content, f"region {here[source]!r}: data that it sent")
+                    kind, values = "packed", _packed(content, f"region {here.get(source, '')!r}: data under way")
                 arrays[f"{_LETTER}{source}/{step}/{kind}"] = np.asarray(values)
         return arrays
 

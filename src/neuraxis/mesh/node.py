@@ -146,7 +146,7 @@ class Node:
             if visible:
                 self._status = Service(
                     self._queryable(status_key(mesh, self.name)), "@status", self._prefix, self._say_status,
-                    type=None, threads=1,
+                    type=None, threads=1, for_many=True,
                 )  # fmt: skip
                 self._refuse_second(me)
                 if announce:

@@ -52,9 +52,18 @@ class Service:
     """
 
     def __init__(
-        self, declared: Any, topic: str, prefix: str, handler: Callable[[Message], Any], *, type: Any, threads: int
+        self,
+        declared: Any,
+        topic: str,
+        prefix: str,
+        handler: Callable[[Message], Any],
+        *,
+        type: Any,
+        threads: int,
+        for_many: bool = False,
     ) -> None:
         self.topic = topic
+        self._for_many = for_many  # whether it may be asked together with others, by a wildcard
         self._declared = declared
         self._key = declared.key_expr
         self._pid = os.getpid()
@@ -134,6 +143,10 @@ class Service:
         encoding = "" if query.encoding is None else str(query.encoding)
         attachment = query.attachment
         envelope = None if attachment is None else open_envelope(bytes(attachment))
+        if not self._for_many and str(query.key_expr) != str(self._key):
+            # Rules of access allow keys, and a wildcard may be allowed that includes a key which is not.
+            self._ledger.note(key, "malformed", why="asked by a wildcard")
+            return self._fail(query, "InvalidArgument", f"{self.topic!r} must be asked by its own key")
         if len(payload) > LARGEST_MESSAGE:
             self._ledger.note(key, "oversized", why=f"{len(payload):,} bytes")
             return self._fail(query, "InvalidArgument", f"{len(payload):,} bytes are more than is accepted")

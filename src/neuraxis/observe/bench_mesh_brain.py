@@ -162,6 +162,7 @@ def _run_way(way: str, jobs: list[Job], found: dict[tuple[str, str], BrainEntry]
                     _add(found, way, program, job, said)
                 if job.fault:
                     results.faults.append(kill_one(program, job.brain, said.window_steps, said.dt_ms))
+            program.wait_for_end()
 
 
 def _by_ranks(way: str, jobs: list[Job]) -> dict[int, list[Job]]:

@@ -18,8 +18,10 @@ from typing import IO
 import msgspec
 
 from neuraxis.errors import LaunchError
+from neuraxis.launch.processes import tethered
 from neuraxis.machine import usable_cores
 from neuraxis.observe.bench_contender import ContenderFailed, find_mpirun
+from neuraxis.observe.bench_contenders import signals_later
 from neuraxis.observe.bench_mesh_brains import make_workload, region_names, tick_path
 from neuraxis.observe.bench_mesh_ticks import read_pid
 from neuraxis.observe.bench_mesh_way import Job, Order, Said, read_said
@@ -94,14 +96,15 @@ class Program:
         return str(json.loads(said)["endpoints"][0])
 
     def _popen(self, command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-        except OSError as error:
-            raise LaunchError(f"{self.way}: {command[0]} could not be started: {error.strerror}") from error
-        self._processes.append(process)
+        with signals_later():
+            try:
+                process = subprocess.Popen(
+                    tethered(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )  # fmt: skip
+            except OSError as error:
+                raise LaunchError(f"{self.way}: {command[0]} could not be started: {error.strerror}") from error
+            self._processes.append(process)
         return process
 
     # --- to follow --------------------------------------------------------------------------------------------
@@ -137,6 +140,11 @@ class Program:
     def say_enough(self) -> None:
         (self.folder / "enough").touch()
 
+    def wait_for_end(self) -> None:
+        """Let it end by itself, if it does so soon: then its workers and nodes are gone as well."""
+        with suppress(subprocess.TimeoutExpired):
+            self.main.wait(_END_S)
+
     def last_words(self) -> str:
         """The last line that the processes printed: of a traceback, the error itself."""
         self._log.seek(0)
@@ -149,19 +157,20 @@ class Program:
 
     def end(self) -> None:
         """End what still runs. Workers and nodes end with the process that started them."""
-        for process in reversed(self._processes):
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_END_S)
-        self._log.close()
-        self._temporary.cleanup()
+        with signals_later():
+            for process in reversed(self._processes):
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    if process.poll() is None:
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, number)
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(_END_S)
+            self._log.close()
+            self._temporary.cleanup()
 
 
 def _mpirun(ranks: int) -> list[str]:
-    command = [find_mpirun() or "mpirun", "-n", str(ranks)]
+    command = [find_mpirun() or "/usr/bin/mpirun", "-n", str(ranks)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
     if ranks > usable_cores():

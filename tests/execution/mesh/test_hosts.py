@@ -39,7 +39,7 @@ def brain_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wanted() -> list[str]:
     """The fingerprints after each piece, in one process."""
     with Brain(round_brain()) as brain:
-        return [play(brain, piece, PIECE_MS)["fingerprint"] for piece in range(4)]
+        return [play(brain, piece, PIECE_MS)["fingerprint"] for piece in range(3)]
 
 
 class Host:
@@ -130,13 +130,11 @@ class Scene:
         answer: dict[str, Any] = self.driver.said()
         return answer
 
-    def partition(self, *names: str) -> None:
-        """Cut hosts off, all from each other, for some seconds."""
-        for name in names:
-            self.hosts.cut(name)
+    def partition(self, name: str) -> None:
+        """Cut a host off for some seconds."""
+        self.hosts.cut(name)
         time.sleep(PARTITION_S)  # what is tested is a partition of that length
-        for name in names:
-            self.hosts.mend(name)
+        self.hosts.mend(name)
 
     def _endpoint(self, name: str) -> str:
         return f"{'tcp' if self._keys is None else 'tls'}/{self.hosts.addresses[name]}:7447"
@@ -160,7 +158,7 @@ def silences(answer: dict[str, Any]) -> list[Any]:
     ]
 
 
-def test_lockstep_waits_for_cut_cables_and_a_new_router(brain_file: Path, wanted: list[str]) -> None:
+def test_lockstep_waits_for_a_new_router_and_a_cut_cable(brain_file: Path, wanted: list[str]) -> None:
     with bridged_hosts(HOSTS) as hosts, Scene(hosts, brain_file, patience_s=15.0) as scene:
         scene.start_router("router")
         scene.start_brain()
@@ -174,8 +172,6 @@ def test_lockstep_waits_for_cut_cables_and_a_new_router(brain_file: Path, wanted
         assert (after["fingerprint"], silences(after)) == (wanted[1], [])
         after = scene.play(lambda: scene.partition("cortex"))
         assert (after["fingerprint"], silences(after)) == (wanted[2], [])
-        after = scene.play(lambda: scene.partition("router"))
-        assert (after["fingerprint"], silences(after)) == (wanted[3], [])
         for name, node in scene.nodes.items():
             story = node.leave()
             assert (story["region"], story["step"]) == (name, after["step"])
@@ -204,41 +200,20 @@ def test_who_waits_less_goes_on_with_recorded_silence(brain_file: Path) -> None:
 
 
 @pytest.mark.parametrize("rough_hosts", [netem_hosts, relayed_hosts])
-def test_delays_and_losses_change_nothing(
-    rough_hosts: Callable[..., AbstractContextManager[Hosts]], brain_file: Path, wanted: list[str]
+def test_delays_losses_and_the_death_of_a_router_change_nothing(
+    rough_hosts: Callable[..., AbstractContextManager[Hosts]], brain_file: Path, wanted: list[str], tmp_path: Path
 ) -> None:
+    """Over TLS, where each region may say and hear only what it needs."""
     with rough_hosts(HOSTS, delay_ms=5.0, jitter_ms=2.0, loss=0.01) as hosts:
-        with Scene(hosts, brain_file, patience_s=15.0) as scene:
-            scene.start_router("router")
-            scene.start_brain()
-            after = scene.play()
-            assert (after["fingerprint"], silences(after)) == (wanted[0], [])
-
-
-def test_of_two_routers_one_may_die(brain_file: Path, wanted: list[str], tmp_path: Path) -> None:
-    with bridged_hosts(HOSTS) as hosts:
-        addresses = [hosts.addresses["router"], hosts.addresses["spare"]]
-        init_keys(tmp_path, [*REGIONS, "driver"], addresses)
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "neuraxis",
-                "mesh",
-                "acl",
-                brain_file,
-                "--mesh-name",
-                MESH,
-                "--out",
-                tmp_path / "acl.json5",
-            ],
-            check=True,
-        )
+        init_keys(tmp_path, [*REGIONS, "driver"], [hosts.addresses["router"], hosts.addresses["spare"]])
+        words = ["acl", str(brain_file), "--mesh-name", MESH, "--out", str(tmp_path / "acl.json5")]
+        subprocess.run([sys.executable, "-m", "neuraxis", "mesh", *words], check=True, timeout=LIMIT_S)
         with Scene(hosts, brain_file, patience_s=15.0, keys=tmp_path) as scene:
             scene.start_router("router")
             scene.start_router("spare", "router")
             scene.start_brain()
-            assert scene.play()["fingerprint"] == wanted[0]
+            after = scene.play()
+            assert (after["fingerprint"], silences(after)) == (wanted[0], [])
             after = scene.play(scene.routers["router"].kill)
             assert (after["fingerprint"], silences(after)) == (wanted[1], [])
 

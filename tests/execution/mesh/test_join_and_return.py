@@ -1,4 +1,4 @@
-"""Regions that come late, or come back from their last state: from then on the brain is whole, and the rest is known."""
+"""Regions that come late, or come back from their last state: from then on the brain is whole; the rest is recorded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_that_was_missed_comes_back_from_its_last_state_and_is_heard_again(t
         assert list(team.lost) == ["source"]
         ((first, last),) = silences_of(simulation)
         assert (first, last) == (1501, None)
-        assert sorted(one.name for one in (tmp_path / "source").iterdir())[-1].startswith("step-1")
+        assert max(int(one.name.removeprefix("step-")) for one in (tmp_path / "source").iterdir()) <= 1500
         team.start("source", resume=True)
         team.wait(LIMIT_S, ["source"])
         simulation.advance(1500)
@@ -178,8 +178,7 @@ def test_the_others_begin_without_one_that_does_not_come_and_it_is_heard_when_it
         assert mine["step"] > 300
         assert mine["upstream"]["b"]["state"] == "live"
         assert mine["upstream"]["b"]["lost"] == 0
-        spikes = team.ask("read_counts", [0])["source"][0]
-        until(lambda: team.ask("read_counts", [0])["source"][0].sum() > spikes.sum(), "it spikes")
+        until(lambda: team.ask("read_counts", [1])["source"][0].sum() > 100, "its neurons spike")
         assert not any(one["refused"] for one in team.ask("story").values())
 
 
@@ -196,7 +195,7 @@ def _heard(team: RegionTeam) -> Any:
 
 def test_one_that_is_there_before_the_others_waits_for_them() -> None:
     with free(("a", "b"), start_wait_s=LIMIT_S, until=1000) as team:
-        assert _step(team, "source") == 0
+        assert [peer.step or 0 for peer in team.node.peers()] == [0]
         for name in ("a", "b"):
             team.start(name)
         until(lambda: {one["step"] for one in team.ask("story").values()} == {1000}, "all have come to the end")
@@ -208,7 +207,7 @@ def test_nobody_can_have_a_region_do_what_is_not_for_strangers() -> None:
     commands = ["save", "restore", "run", "close", "_do", "__class__", None, 5, ["advance"]]
     with free(("a", "b"), until=10, start_wait_s=0.1) as team:
         for one in commands:
-            with pytest.raises(Exception, match="does not do that|unhashable"):
+            with pytest.raises(Exception, match=r"does not do that|only the process that started|are expected"):
                 team.node.request("source", "command", [one, "/tmp/x"], timeout=10.0)
         for value in (None, 5, "advance", [], {}, ["advance"], ["advance", "x"], ["advance", -5], ["read_state"],
                       ["read_state", 999, "v_mv"], ["read_state", 1, 7], ["level", 5], ["inject", [1], [10**9]],

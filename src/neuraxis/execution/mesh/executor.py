@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,7 @@ class MeshExecutor(ShardsTogether):
         self._remote = tuple(remote)
         self._on_loss = on_loss
         self._start_timeout_s = start_timeout_s
+        self._word = secrets.token_hex(16)  # it goes to the nodes by their parent's line, not over the mesh
         self._options: dict[str, Any] = {
             "mesh": mesh,
             "topology": (topology or Topology.local()).as_data(),
@@ -76,6 +78,7 @@ class MeshExecutor(ShardsTogether):
             "reconnect_s": reconnect_s,
             "checkpoint": None if checkpoint is None else str(Path(checkpoint).resolve()),
             "checkpoint_every": checkpoint_every,
+            "word": self._word,
         }
         self._reached = 0
         self._last_counters: dict[str, Counters] = {}
@@ -106,7 +109,8 @@ class MeshExecutor(ShardsTogether):
         if self.team is None:
             raise ShardFailed("the nodes of this simulation have ended")
         before = set(self.team.lost)
-        answers = self.team.ask(command, *arguments, late_too=command == "advance")
+        words = (self._word,) if command in ("save", "restore") else ()
+        answers = self.team.ask(command, *words, *arguments, late_too=command == "advance")
         if not answers:
             self.close()
             raise ShardFailed("every node of this brain is gone")

@@ -14,34 +14,34 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from neuraxis.engine.outboxes import LONGEST_LAG, Outboxes, links_between
-from neuraxis.errors import CheckpointError, InvalidArgument, MeshError, NeuraxisError, ShardFailed
-from neuraxis.execution.answers import lowered_answer
+from neuraxis.errors import CheckpointError, MeshError, ShardFailed
 from neuraxis.execution.checkpoint import describe_network
+from neuraxis.execution.mesh.commands import LONG, Commands, Stopped
+from neuraxis.execution.mesh.mail import MeshMail
 from neuraxis.execution.mesh.region_state import RegionStates
 from neuraxis.execution.mesh.setup import RegionSetup
 from neuraxis.execution.mesh.speaker import Speaker
 from neuraxis.execution.mesh.upstream import AWAITED, LIVE, MISSING, Upstream
 from neuraxis.execution.mesh.upstreams import Upstreams
 from neuraxis.execution.mesh.wall_clock import WallClock
-from neuraxis.execution.mesh.wire import COMMAND, HEALTH, REPLAY, SPIKES, WHERE, RegionStatus
-from neuraxis.execution.resident import Letter, OwnMail, Resident, listeners, load_callable
+from neuraxis.execution.mesh.wire import COMMAND, HEALTH, REPLAY, SPIKES, WHERE, RegionStatus, Window
+from neuraxis.execution.resident import Resident, listeners, load_callable
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.tensors import lowered
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.peers import Peer
 from neuraxis.mesh.subscription import Message
 from neuraxis.mesh.topology import LEASE_MS, Topology
+from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["RegionNode"]
 
@@ -50,36 +50,11 @@ _log = logging.getLogger("neuraxis.region")
 _TICK_S = 0.05  # how often the loop looks around while it waits
 _PIECE_STEPS = 2000  # a node that runs by itself looks around after so many
 _AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those that hear it
-_REPLAY_S = 1.0
+_WHERE_S = 1.0
 _LEASE_S = LEASE_MS / 1000 + 0.5
-_LETTER_S = 0.25  # data that have not come after so long are asked for
+_FARTHEST_LETTER = 2**20  # steps from now; what says it is for later, nobody will need
 _FIRST_CALL_S = 60.0
-_LONGEST_COMMAND_S = 24 * 3600.0
-
-# What may be asked of a region by name; the others need a path on this machine, and only its own driver may name one.
-_COMMANDS = frozenset(
-    (
-        "report", "counters", "status", "give", "state_hash", "read_state", "read_synapses", "level", "set_level",
-        "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish", "start", "story",
-    )
-)  # fmt: skip
-_WITH_PATHS = frozenset({"save", "restore"})
-_LONG = frozenset({"save", "restore", "read_synapses", "state_hash"})  # others are told that it may take a while
-
-
-@dataclass
-class _Question:
-    """A command that waits for the loop, and its answer."""
-
-    name: str
-    arguments: list[Any]
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: Any = None
-    error: BaseException | None = None
-
-
-class _Stopped(Exception):
-    """The node is to end, whatever it waits for."""
+_FARTHEST_EPOCH_NS = 24 * 3600 * 10**9
 
 
 class RegionNode:
@@ -105,7 +80,14 @@ class RegionNode:
         me = names.index(setup.name)
         links = links_between(network, placement, listeners(setup.residents, placement))
         boxes = Outboxes.private(network, placement, np.where(links == 0, 1, links))
-        self._mail = _MeshMail(self)
+        marks = {
+            name: one.mark
+            for one in setup.residents
+            for name, populations in setup.units.populations.items()
+            if one.mark in populations
+        }
+        self._marks = marks
+        self._mail = MeshMail(marks, lambda letter: self._speaker.send(letter))
         self._runner = ShardRunner(network, placement, me, boxes, progress, (0, 0), setup.residents, self._mail)
         self._shard = self._runner.shard
         self._runner.residents.around_first_call = self._around_first_call
@@ -117,12 +99,6 @@ class RegionNode:
         self._speaker = Speaker(setup, self.digest, self._shard, boxes, window, bool(hears_me))
         # Of those that hear this region: the last step each said it had completed, and when it said so.
         self._downstream: dict[str, tuple[int, float]] = {names[index]: (-1, 0.0) for index in hears_me}
-        self._marks = {
-            name: one.mark
-            for one in setup.residents
-            for name, populations in setup.units.populations.items()
-            if one.mark in populations
-        }
         self._feeds = [
             (feed, load_callable(feed.convert, f"feed {feed.expression!r}"))
             for feed in setup.units.feeds.get(setup.name, ())
@@ -130,12 +106,15 @@ class RegionNode:
         self._states = RegionStates(setup, self.digest)
         self._driven, self._until = setup.driven, setup.until
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._deferred: deque[_Question] = deque()
+        self._commands = Commands(setup.word, lambda question: self._inbox.put(("command", question)), self._do)
+        self._asks: ThreadPoolExecutor | None = None  # questions to others, so that the loop need not wait for answers
         self._cut_off_since: float | None = None
         self._heard_at = 0.0  # when anything came from anybody
         self.refused = 0  # messages that made no sense here
         self.node: Node | None = None
         self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
+        wait = None if self.clock is not None else self._wait_a_moment
+        self._mail.connect(self.upstream, wait, self._recover)
 
     @property
     def upstream(self) -> dict[str, Upstream]:
@@ -156,6 +135,7 @@ class RegionNode:
         begin = self._states.resume(self._runner) if setup.resume else 0
         self._resumed = begin > 0
         with Node(setup.name, "region", setup.mesh, topology=topology, roles=roles, announce=False) as node:
+            self._asks = ThreadPoolExecutor(4, thread_name_prefix="neuraxis asks")
             self.node = self._speaker.node = node
             try:
                 self._listen(node)
@@ -169,20 +149,21 @@ class RegionNode:
                     self._join(node)
                 self._say(force=True)
                 self._live()
-            except _Stopped:
+            except Stopped:
                 pass
             finally:
                 self._runner.residents.introduce(None)
                 if not self._failed:
                     self._say(force=True, leaving=True)
-                self.node = self._speaker.node = None
+                self._asks.shutdown(wait=False, cancel_futures=True)
+                self._asks = self.node = self._speaker.node = None
                 self._refuse_rest()
 
     def _live(self) -> None:
         while True:
             self._check_stop()
-            if self._deferred:
-                self._carry_out(self._deferred.popleft())
+            if self._commands:
+                self._commands.carry_out_next()
             elif self._driven:
                 self._look_around(_TICK_S)
             elif self._until is not None and self._shard.step >= self._until:
@@ -244,16 +225,20 @@ class RegionNode:
         self._publish(whole=True)  # somebody may wait for it
         listening_since = looked = time.monotonic()
         while True:
+            self._check_stop()
             self._upstreams.place()
             if not self._upstreams.blocking():
                 return
-            self._check_stop()
             self._look_around(_TICK_S / 5)
             now = time.monotonic()
             if now - looked > self.setup.patience_s / 4:
                 listening_since = now  # it was this process that did not listen
-            looked = now
             self._watch(self._upstreams.blocking(), listening_since)
+            looked = time.monotonic()
+
+    def _wait_a_moment(self) -> None:
+        self._check_stop()
+        self._look_around(_TICK_S / 5)
 
     def _watch(self, blocking: list[Upstream], listening_since: float) -> None:
         """Ask again for what was said and did not come; give up whom nothing is heard of, though it is listened to."""
@@ -286,22 +271,35 @@ class RegionNode:
     def _give_up(self, one: Upstream, why: str) -> None:
         if why != "left":
             why = "stuck" if self._is_here(one.name) else "never came" if one.state == AWAITED else "gone"
-        self._upstreams.give_up(one, why)
+        self._upstreams.give_up(one, why, self.clock is None)
 
-    def _recover(self, one: Upstream) -> None:
-        """Ask a region for what it said after what was heard."""
-        assert self.node is not None
-        one.asked_at = time.monotonic()
-        more = True
-        while more:
-            try:
-                answer = self.node.request(one.name, REPLAY, {"from": one.heard + 1}, timeout=_REPLAY_S)
-                more = self._upstreams.take_again(one, answer)
-                self._keep_letters(one.name, answer)
-            except (MeshError, ValueError, KeyError, TypeError) as error:
-                _log.info("%s: %s could not be asked again: %s", self.setup.name, one.name, error)
-                return
-        self._upstreams.place()
+    def _recover(self, one: Upstream, letters_from: int | None = None) -> None:
+        """Have a region say again what was not heard of it (and data from a step on); the answer comes to the inbox."""
+        now = time.monotonic()
+        if self._asks is None or self.node is None or not one.may_ask(now):
+            return
+        one.asked_at, one.asking = now, True
+        first = one.heard + 1 if letters_from is None else min(letters_from, one.heard + 1)
+        self._asks.submit(self._ask_again, self.node, one.name, first, letters_from)
+
+    def _ask_again(self, node: Node, name: str, first: int, letters_from: int | None) -> None:
+        """Ask, in a thread of its own."""
+        answer: Any = None
+        try:
+            answer = node.request(name, REPLAY, {"from": first}, timeout=_WHERE_S)
+        except Exception as error:  # it is gone, or busy; it is asked once more if it is still needed
+            _log.info("%s: %s could not be asked again: %s", self.setup.name, name, error)
+        self._inbox.put(("again", (name, answer, letters_from)))
+
+    def _hear_again(self, name: str, answer: Any, letters_from: int | None) -> None:
+        one = self.upstream[name]
+        one.asking = False
+        if not isinstance(answer, dict):
+            return
+        self._mail.keep_again(name, answer, one.heard + 1 if letters_from is None else letters_from)
+        if self._upstreams.take_again(one, answer):
+            one.asked_at = 0.0
+            self._recover(one)
 
     def _stay_near(self) -> None:
         """Wait while those that hear this region are so far behind that all it says would pile up with them."""
@@ -326,11 +324,16 @@ class RegionNode:
         while (left := clock.time_of(target) - clock.now()) > 0:
             self._check_stop()
             self._take_one(min(left, _TICK_S))
-            if self._deferred or self._shard.step != step:  # (another epoch was adopted)
+            if self._commands or self._shard.step != step:  # (another epoch was adopted)
                 return
         while self._take_one(0.0):
             if self._shard.step != step:
                 return
+        if target > LARGEST_STEP:
+            self._failed = True
+            raise ShardFailed(
+                f"a brain has {LARGEST_STEP:,} steps at most: start its nodes again", shard=self.setup.name
+            )
         behind = clock.note(target, self._speaker.window)
         for one in self._upstreams:
             if one.state == LIVE and (why := one.is_gone(time.monotonic())):
@@ -349,10 +352,13 @@ class RegionNode:
             self._jump(clock.step_now())
 
     def _adopt_epoch(self, clock: WallClock, epoch_ns: int) -> None:
-        """Of two clocks that were started apart, the earlier one counts."""
-        if 0 < epoch_ns < clock.epoch_ns and not self._driven:
-            clock.epoch_ns = epoch_ns
-            self._jump(clock.step_now())
+        """Of two clocks that were started apart, the earlier one counts; a clock that is far off does not."""
+        if not 0 < epoch_ns < clock.epoch_ns or self._driven:
+            return
+        if clock.epoch_ns - epoch_ns > _FARTHEST_EPOCH_NS:
+            raise ValueError("a clock that is off by more than a day")
+        clock.epoch_ns = epoch_ns
+        self._jump(clock.step_now())
 
     # --- to join and to come back ---------------------------------------------------------------------------------
 
@@ -388,7 +394,7 @@ class RegionNode:
     def _must_begin_at(self, node: Node, name: str) -> int:
         """The step at which another region is, if this one cannot begin before it; else 0."""
         try:
-            where = node.request(name, WHERE, timeout=_REPLAY_S)
+            where = node.request(name, WHERE, timeout=_WHERE_S)
             gone_on = self.setup.name in where["missing"]
             forgotten = name in self.upstream and where["oldest"] is not None and where["oldest"] > 1
             return int(where["step"]) if gone_on or forgotten else 0
@@ -417,6 +423,9 @@ class RegionNode:
         `known`: its last spikes are those of a state, and are said again for those that have not felt them yet.
         """
         self._speaker.begin_at(max(0, step - self._farthest) if known else step)
+        if known:
+            for letter in self._mail.own(self.setup.name):
+                self._speaker.remember(letter)
         self._shard.publish()
         self._upstreams.begin_at(step)
 
@@ -444,6 +453,7 @@ class RegionNode:
             try:
                 self._states.save(self._runner)
             except CheckpointError as error:
+                self._states.put_off(self._shard.step)
                 _log.warning("%s: the state could not be saved: %s", self.setup.name, error)
 
     # --- to say -----------------------------------------------------------------------------------------------
@@ -461,7 +471,7 @@ class RegionNode:
     def _status(self, leaving: bool, hold_s: float) -> RegionStatus:
         clock = self.clock
         return RegionStatus(
-            step=self._shard.step,
+            step=self._speaker.published,  # nobody is to wait for what was not said
             digest=self.digest,
             epoch_ns=0 if clock is None else clock.epoch_ns,
             waiting_for=[one.name for one in self._upstreams.blocking()] if clock is None else [],
@@ -478,7 +488,7 @@ class RegionNode:
     def _listen(self, node: Node) -> None:
         units = self.setup.units
         for name in self.upstream:
-            node.subscribe(f"{name}/{SPIKES}", self._into_inbox("window", name), recover=False)
+            node.subscribe(f"{name}/{SPIKES}", self._windows_of(name), recover=False)
             if name in self._marks:
                 node.subscribe(f"{name}/{units.topic(name)}", self._into_inbox("letter", name), recover=False)
         for name in {*self.upstream, *self._downstream}:
@@ -491,7 +501,7 @@ class RegionNode:
         for feed, convert in self._feeds:
             for key in _keys_of(feed.expression):
                 node.subscribe(key, self._into_inbox("feed", (feed, convert)))
-        node.serve(COMMAND, self._ask_loop, threads=2)
+        node.serve(COMMAND, self._commands.ask, threads=4)
         node.serve(REPLAY, self._speaker.again, threads=2)
         node.serve(WHERE, self._say_where, threads=1)
         node.on_leave(lambda peer: self._inbox.put(("leave", (peer,))))
@@ -499,6 +509,18 @@ class RegionNode:
     def _into_inbox(self, kind: str, about: Any) -> Callable[[Message], None]:
         put = self._inbox.put
         return lambda message: put((kind, (about, message)))
+
+    def _windows_of(self, name: str) -> Callable[[Message], None]:
+        """What puts the windows of a region into the inbox; they are looked at here, beside the loop."""
+        put, check = self._inbox.put, self._upstreams.check
+
+        def take(message: Message) -> None:
+            try:
+                put(("window", (name, message.incarnation, check(name, message.value))))
+            except ValueError as error:
+                put(("refused", (error,)))
+
+        return take
 
     def _look_around(self, timeout_s: float) -> None:
         """Take in what comes within some time and what is there already, and say how this region is."""
@@ -514,21 +536,24 @@ class RegionNode:
         except queue.Empty:
             return False
         if kind == "command":
-            self._deferred.append(what)
+            self._commands.take(what)
             return True
         self._heard_at = time.monotonic()
         try:
             getattr(self, f"_hear_{kind}")(*what)
-        except (ValueError, TypeError) as error:  # what a stranger sent; this region goes on
-            self.refused += 1
-            if self.refused & (self.refused - 1) == 0:
-                _log.warning("%s: refused %d messages so far; the last: %s", self.setup.name, self.refused, error)
+        except Exception as error:  # what a stranger sent; this region goes on
+            self._hear_refused(error)
         return True
 
-    def _hear_window(self, name: str, message: Message) -> None:
-        window = self._upstreams.check(name, message.value)
+    def _hear_refused(self, error: Exception) -> None:
+        """A message made no sense."""
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:
+            _log.warning("%s: refused %d messages so far; the last: %r", self.setup.name, self.refused, error)
+
+    def _hear_window(self, name: str, incarnation: int, window: Window) -> None:
         one, now = self.upstream[name], time.monotonic()
-        if not one.sign(message.incarnation, now, window.last):
+        if not one.sign(incarnation, now, window.last):
             return
         if one.state != LIVE:
             self._upstreams.welcome(one, self.clock is None)
@@ -540,7 +565,6 @@ class RegionNode:
             return
         if not one.take(window, now):
             self._recover(one)
-            one.take(window, now)
 
     def _hear_health(self, name: str, message: Message) -> None:
         status = msgspec.convert(message.value, RegionStatus)
@@ -556,8 +580,8 @@ class RegionNode:
             self._upstreams.welcome(one, self.clock is None)
 
     def _hear_letter(self, name: str, message: Message) -> None:
-        if message.step > self._shard.step - self._shard.slots:
-            self._mail.letters[self._marks[name], message.step] = lowered(message.value)
+        if self._shard.step - self._shard.slots < message.step < self._shard.step + _FARTHEST_LETTER:
+            self._mail.keep(name, message.step, message.value)
 
     def _hear_data(self, resident: Resident, message: Message) -> None:
         for source in (message.node, message.key):
@@ -581,70 +605,7 @@ class RegionNode:
         for feed, convert in self._feeds:
             self._runner.write_state(feed.population, feed.state, convert(None, feed.config))
 
-    # --- data of others -------------------------------------------------------------------------------------------
-
-    def send_letter(self, letter: Letter) -> None:
-        self._speaker.send(letter)
-
-    def wait_for_letter(self, source: int, step: int) -> None:
-        """Hear others until a letter is there, or nobody is left who could send it."""
-        if self.clock is not None:
-            return
-        name = next(name for name, mark in self._marks.items() if mark == source)
-        one = self.upstream.get(name)
-        asked = time.monotonic()
-        while (source, step) not in self._mail.letters and one is not None and one.state != MISSING:
-            self._check_stop()
-            self._look_around(_TICK_S / 5)
-            now = time.monotonic()
-            if now - asked > _LETTER_S and (source, step) not in self._mail.letters:
-                asked = now
-                self._ask_for_letters(one, step)
-                if (why := one.is_gone(now)) and self._is_connected(now):
-                    self._give_up(one, why)
-
-    def _ask_for_letters(self, one: Upstream, step: int) -> None:
-        assert self.node is not None
-        try:
-            self._keep_letters(one.name, self.node.request(one.name, REPLAY, {"from": step}, timeout=_REPLAY_S))
-        except (MeshError, ValueError, KeyError, TypeError) as error:
-            _log.info("%s: data of %s could not be asked for again: %s", self.setup.name, one.name, error)
-
-    def _keep_letters(self, name: str, answer: Any) -> None:
-        if name in self._marks:
-            for step, content in answer["letters"]:
-                self._mail.letters[self._marks[name], int(step)] = lowered(content)
-
     # --- commands -------------------------------------------------------------------------------------------------
-
-    def _ask_loop(self, message: Message) -> Any:
-        """A command, from a thread of the service: it is put before the loop, and its answer waited for."""
-        if not isinstance(message.value, list) or not message.value:
-            raise InvalidArgument("a command and its arguments are expected")
-        name, *arguments = message.value
-        if name not in (_COMMANDS | _WITH_PATHS if self.setup.driven else _COMMANDS):
-            raise InvalidArgument(f"{name!r}: a region does not do that")
-        question = _Question(name, arguments)
-        self._inbox.put(("command", question))
-        if not question.done.wait(_LONGEST_COMMAND_S):
-            raise TimeoutError(f"{name!r} was not answered")
-        if question.error is not None:
-            raise question.error
-        return question.answer
-
-    def _carry_out(self, question: _Question) -> None:
-        try:
-            question.answer = lowered_answer(self._do(question.name, question.arguments))
-        except _Stopped:
-            question.error = MeshError(f"{self.setup.name}: is leaving")
-            raise
-        except ShardFailed as error:
-            question.error = error
-            raise
-        except (NeuraxisError, TypeError, ValueError, LookupError) as error:
-            question.error = error  # whoever asks for what makes no sense is told so
-        finally:
-            question.done.set()
 
     def _do(self, name: str, arguments: list[Any]) -> Any:
         if name == "advance":
@@ -657,7 +618,7 @@ class RegionNode:
             return self.story()
         if name == "publish":  # after all have taken the state
             return self._publish(whole=True)
-        if name in _LONG:
+        if name in LONG:
             self._say(force=True, hold_s=600.0)
         if name == "restore":
             self._runner.restore(*arguments)
@@ -666,10 +627,10 @@ class RegionNode:
 
     def _start(self, until: int | None, epoch_ns: int) -> None:
         """From now on nobody drives this region: it runs by itself, to a step or without end."""
-        self._driven = False
-        self._until = None if until is None else int(until)
+        goal, epoch_ns = None if until is None else int(until), int(epoch_ns)
+        self._driven, self._until = False, goal
         if self.clock is not None:
-            self.clock.epoch_ns = int(epoch_ns)
+            self.clock.epoch_ns = epoch_ns
         self._rest_feeds()
 
     def story(self) -> dict[str, Any]:
@@ -678,6 +639,7 @@ class RegionNode:
             "region": self.setup.name,
             "step": self._shard.step,
             "refused": self.refused,
+            "data_lost": self._mail.lost,
             "upstream": {
                 one.name: {
                     "state": one.state,
@@ -699,7 +661,7 @@ class RegionNode:
 
     def _check_stop(self) -> None:
         if self._stop or self._stopped():
-            raise _Stopped
+            raise Stopped
 
     def _refuse_rest(self) -> None:
         """Answer those whose commands will not be carried out any more."""
@@ -709,28 +671,9 @@ class RegionNode:
             except queue.Empty:
                 break
             if kind == "command":
-                self._deferred.append(what)
-        for question in self._deferred:
-            question.error = MeshError(f"{self.setup.name}: has left")
-            question.done.set()
-        self._deferred.clear()
-
-
-class _MeshMail(OwnMail):
-    """Data of events that travel over the mesh."""
-
-    def __init__(self, region: RegionNode) -> None:
-        super().__init__()
-        self._region = region
-
-    def post(self, letter: Letter) -> None:
-        super().post(letter)
-        self._region.send_letter(letter)
-
-    def fetch(self, source: int, step: int) -> Any:
-        if (source, step) not in self.letters:
-            self._region.wait_for_letter(source, step)
-        return self.letters.get((source, step))
+                what.error = MeshError(f"{self.setup.name} has left")
+                what.done.set()
+        self._commands.refuse_all(f"{self.setup.name} has left")
 
 
 def _keys_of(expression: str) -> tuple[str, ...]:

@@ -35,15 +35,20 @@ class RegionStates:
         self._folder = None if setup.checkpoint is None else Path(setup.checkpoint) / setup.name
         self._digest = digest
         self._saved = -1
+        self._not_before = 0
         if setup.resume and self._folder is None:
             raise CheckpointError("resume: say from which folder (checkpoint)")
 
     def is_due(self, step: int, always: bool = False) -> bool:
-        if self._folder is None or step <= self._saved:
+        if self._folder is None or step <= self._saved or (step < self._not_before and not always):
             return False
         if always:
             return True
         return step // self.every > max(0, self._saved) // self.every
+
+    def put_off(self, step: int) -> None:
+        """It cannot be saved now: try again after a while."""
+        self._not_before = step + max(1, self.every // 10)
 
     def save(self, runner: ShardRunner) -> None:
         """Write the state; it has its name only when all of it is on the disk."""
@@ -61,7 +66,7 @@ class RegionStates:
                 spike_ids=np.concatenate([state.spike_ids, ids]),
                 levels=np.nan_to_num(state.levels),
             )
-            name = write_shard(part, state, runner.shard.me, runner.residents.export())
+            name = write_shard(part, state, runner.shard.me, runner.residents.export(heard=True))
             checksum = zlib.crc32((part / name).read_bytes())
             note = {"step": step, "digest": self._digest, "file": name, "checksum": checksum}
             (part / "region.json").write_text(json.dumps(note))

@@ -82,6 +82,8 @@ class RegionSetup:
         start_wait_s: how long to wait for the others before the first step.
         checkpoint: a folder for states of this region; `checkpoint_every` steps between them.
         resume: begin with the last of them.
+        journal_bytes: how much of what it has said a node keeps for who missed it.
+        word: who knows it may name paths on this machine; nobody where it is empty.
     """
 
     name: str
@@ -101,6 +103,7 @@ class RegionSetup:
     checkpoint_every: int = 10_000
     resume: bool = False
     journal_bytes: int = 64 * 2**20
+    word: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in self.units.populations:

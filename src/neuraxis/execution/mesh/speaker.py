@@ -63,10 +63,15 @@ class Speaker:
 
     def send(self, letter: Letter) -> None:
         """Data on their way to others: on a key of their own, where people can look at them."""
-        content = raised(letter.content, "cpu")
-        self._journal.add_letter(letter.step, content, _size_of(content))
+        content = self.remember(letter)
         if self.node is not None:
             self.node.publish(self._setup.units.topic(self._setup.name), content, step=letter.step)
+
+    def remember(self, letter: Letter) -> Any:
+        """Keep data for who misses them; what they are on the way."""
+        content = raised(letter.content, "cpu")
+        self._journal.add_letter(letter.step, content, _size_of(content))
+        return content
 
     def say(self, make: Callable[[], RegionStatus], force: bool = False) -> None:
         """Tell how the region is, if it was a while ago that it was told, or `force`."""

@@ -20,6 +20,7 @@ __all__ = ["AWAITED", "LIVE", "MISSING", "Silence", "Upstream"]
 
 AWAITED, LIVE, MISSING = "awaited", "live", "missing"
 _ASK_AGAIN_S = 0.25
+_MOST_AHEAD = 1000
 _ON_ITS_WAY_S = 0.1  # windows and words on how a region is come by two ways
 
 
@@ -50,6 +51,8 @@ class Upstream:
     waits: bool = False  # it waits for another one itself
     asked_at: float = 0.0
     early: deque[Window] = field(default_factory=deque)  # heard, and not yet put where they are needed
+    ahead: dict[int, Window] = field(default_factory=dict)  # came while something before them is missing
+    asking: bool = False  # what it says again is on its way
     silences: list[Silence] = field(default_factory=list)
     recovered: int = 0  # steps that came only when asked for again
     lost: int = 0  # steps that nobody has any more
@@ -65,6 +68,7 @@ class Upstream:
             self.incarnation = incarnation
             self.left = False
             self.said_step = 0
+            self.ahead.clear()
         if self.left:
             return False
         self.last_sign = now
@@ -86,15 +90,23 @@ class Upstream:
         """A window came: True if it goes on from what was heard, False if something before it is missing."""
         self.last_window = now
         if window.first > self.heard + 1:
+            if len(self.ahead) < _MOST_AHEAD:
+                self.ahead[window.first] = window
             return False
+        self._go_on(window)
+        while self.ahead and (first := min(self.ahead)) <= self.heard + 1:
+            self._go_on(self.ahead.pop(first))
+        return not self.ahead
+
+    def _go_on(self, window: Window) -> None:
         if window.last > self.heard:
             self.early.append(window)
             self.heard = window.last
-        return True
 
     def begin_at(self, step: int) -> None:
         """Everything up to `step` is known or will never be: it came, began again, or is silence."""
         self.early.clear()
+        self.ahead.clear()
         self.heard = step
 
     # --- what to do -------------------------------------------------------------------------------------------
@@ -114,7 +126,11 @@ class Upstream:
     def should_ask(self, step: int, now: float) -> bool:
         """Whether to ask it for what it said and did not arrive."""
         behind = self.said_step > self.heard and self.blocks(step)
-        return behind and now - self.asked_at >= _ASK_AGAIN_S and now - self.last_window >= _ON_ITS_WAY_S
+        return behind and self.may_ask(now) and now - self.last_window >= _ON_ITS_WAY_S
+
+    def may_ask(self, now: float) -> bool:
+        """Whether it was long enough ago that it was asked."""
+        return not self.asking and now - self.asked_at >= _ASK_AGAIN_S
 
     def give_up(self, why: str) -> Silence:
         """It is missing from the first step that was not heard."""

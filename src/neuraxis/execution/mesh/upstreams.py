@@ -18,7 +18,7 @@ from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.packing import clear_steps, is_sound, unpack_steps
 from neuraxis.engine.shard import Shard
 from neuraxis.execution.mesh.setup import RegionSetup
-from neuraxis.execution.mesh.upstream import LIVE, MISSING, Upstream
+from neuraxis.execution.mesh.upstream import LIVE, MISSING, Silence, Upstream
 from neuraxis.execution.mesh.wire import Window, unpack_window
 
 __all__ = ["Upstreams"]
@@ -57,11 +57,17 @@ class Upstreams:
         return iter(self.by_name.values())
 
     def check(self, name: str, payload: object) -> Window:
-        """A window of a region; ValueError if it is none, of another brain, or of neurons that it does not have."""
+        """A window of a region; ValueError if it is none, of another brain, or of neurons that it does not have.
+
+        May be called by any thread.
+        """
         window = unpack_window(payload)
         if window.digest != self._digest:
             raise ValueError(f"{name} runs another brain")
-        if not is_sound(window.after, window.ids, window.last - window.first + 1, self._held[name]):
+        steps = window.last - window.first + 1
+        if steps > self._boxes.slots - 2:
+            raise ValueError(f"{name} sent a window of {steps} steps; nobody who hears it would")
+        if len(window.ids) and not is_sound(window.after, window.ids, steps, self._held[name]):
             raise ValueError(f"{name} sent spikes of neurons that it does not have")
         return window
 
@@ -97,13 +103,15 @@ class Upstreams:
         if placed is not None and one.state != MISSING:
             self._set_done(one.name, placed)
 
-    def give_up(self, one: Upstream, why: str) -> None:
-        """A region is missing: silence from the first step that was not heard."""
+    def give_up(self, one: Upstream, why: str, waited_for: bool) -> None:
+        """A region is missing: silence from the first step that was not heard, which is needed now if `waited_for`."""
         silence = one.give_up(why)
-        one.early.clear()
-        first = max(1, self._needed(one))
-        clear_steps(self._boxes, self._index[one.name], self._populations, first, first + self._boxes.slots - 1)
-        self._set_done(one.name, _FOR_EVER)
+        if waited_for:
+            one.early.clear()
+            one.ahead.clear()
+            first = max(1, self._needed(one))
+            clear_steps(self._boxes, self._index[one.name], self._populations, first, first + self._boxes.slots - 1)
+            self._set_done(one.name, _FOR_EVER)
         _log.warning("%s: %s is missing from step %d on (%s)", self._who, one.name, silence.first, why)
 
     def welcome(self, one: Upstream, waited_for: bool) -> None:
@@ -120,18 +128,34 @@ class Upstreams:
     def take_again(self, one: Upstream, answer: Any) -> bool:
         """What a region says again of what was missed; whether there is more of it. ValueError if it makes no sense."""
         windows = [self.check(one.name, payload) for payload in answer["windows"]]
-        oldest = answer["oldest"]
+        oldest, began, more = answer["oldest"], int(answer["began"]), bool(answer["more"])
         if isinstance(oldest, int) and oldest > one.heard + 1:
-            lost = oldest - 1 - max(one.heard, int(answer["began"]))
-            if lost > 0:  # it does not have them any more; what was before it began never was
-                one.lost += lost
-                _log.warning("%s: %d steps of %s before step %d are lost", self._who, lost, one.name, oldest)
-            one.begin_at(oldest - 1)
+            self._leave_out(one, oldest - 1, began)
         before = one.heard
         for window in windows:
             one.take(window, time.monotonic())
         one.recovered += one.heard - before
-        return bool(answer["more"]) and one.heard > before
+        return more and one.heard > before
+
+    def _leave_out(self, one: Upstream, last: int, began: int) -> None:
+        """Nobody has what a region said up to step `last`, or it began only then: silence, and recorded."""
+        ahead = dict(one.ahead)
+        first = max(one.heard + 1, self._needed(one))
+        lost = last - max(one.heard, began)
+        if lost > 0:
+            one.lost += lost
+            _log.warning("%s: %d steps of %s before step %d are lost", self._who, lost, one.name, last + 1)
+        if first > last:
+            one.begin_at(last)
+        else:
+            one.silences.append(Silence(first, "lost" if lost > 0 else "before it began", last))
+            if first > one.heard + 1:
+                one.begin_at(first - 1)
+            nothing = np.zeros(0, np.uint16), np.zeros(0, np.int32)
+            piece = max(1, self._boxes.slots // 2)
+            for begin in range(first, last + 1, piece):
+                one.take(Window(begin, min(last, begin + piece - 1), *nothing, 0, self._digest), time.monotonic())
+        one.ahead = ahead
 
     # --- by the wall clock --------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ digest of the network that its sender runs: spikes of another network are no spi
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +24,7 @@ _MAGIC = b"nxw1"
 MOST_STEPS = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The spikes of the steps first..last. `epoch_ns` is when step 0 was by the wall clock, 0 in lockstep."""
 
     first: int
