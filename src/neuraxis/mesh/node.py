@@ -350,6 +350,10 @@ class Node:
         self._check()
         return self._presence.get(name)
 
+    def lives(self, name: str) -> list[Peer]:
+        """All nodes of a name that are here: more than one only while one takes another's place."""
+        return [peer for peer in self._presence.peers() if peer.name == name]
+
     def with_role(self, role: str) -> list[Peer]:
         """The nodes that declare a role, in the order in which they came."""
         self._check()

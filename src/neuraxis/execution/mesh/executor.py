@@ -13,7 +13,7 @@ import numpy as np
 from neuraxis.engine.placement import Placement
 from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, merge_recorded
-from neuraxis.execution.mesh.setup import PATIENCE_S, RECONNECT_S, RegionSetup, Units
+from neuraxis.execution.mesh.setup import PATIENCE_S, RECONNECT_S, RegionSetup, Units, digest_of
 from neuraxis.execution.mesh.team import RegionTeam
 from neuraxis.execution.resident import Resident
 from neuraxis.execution.together import ShardsTogether, merge_reports
@@ -97,6 +97,7 @@ class MeshExecutor(ShardsTogether):
         self.team = RegionTeam(setups, remote=self._remote)
         try:
             self.team.wait(self._start_timeout_s)
+            self.team.check_fresh(digest_of(network, residents))
             reports = self.ask("report")
         except BaseException:
             self.close()

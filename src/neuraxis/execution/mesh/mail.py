@@ -16,6 +16,7 @@ from neuraxis.execution.tensors import lowered
 
 __all__ = ["MeshMail"]
 
+_MOST_LETTERS = 20_000
 _ASK_AFTER_S = 0.1
 _ASK_AGAIN_S = 0.25
 
@@ -45,7 +46,9 @@ class MeshMail(OwnMail):
         self._send(letter)
 
     def keep(self, name: str, step: int, content: Any) -> None:
-        """Data of a region came."""
+        """Data of a region came; ValueError where more wait than anybody will need."""
+        if len(self.letters) >= _MOST_LETTERS:
+            raise ValueError(f"{name} sent data, and {len(self.letters):,} are waiting already")
         self.letters[self._marks[name], step] = lowered(content)
 
     def keep_again(self, name: str, answer: Any, asked_for: int) -> None:
@@ -54,8 +57,9 @@ class MeshMail(OwnMail):
             return
         mark = self._marks[name]
         for step, content in answer["letters"]:
-            self.letters[mark, int(step)] = lowered(content)
-        if (mark, asked_for) not in self.letters:
+            self.keep(name, int(step), content)
+        complete = answer["letters_to"] is None or asked_for <= int(answer["letters_to"])
+        if complete and (mark, asked_for) not in self.letters:
             self._gone.add((mark, asked_for))
 
     def own(self, name: str) -> list[Letter]:

@@ -24,11 +24,10 @@ import numpy as np
 
 from neuraxis.engine.outboxes import LONGEST_LAG, Outboxes, links_between
 from neuraxis.errors import CheckpointError, MeshError, ShardFailed
-from neuraxis.execution.checkpoint import describe_network
 from neuraxis.execution.mesh.commands import LONG, Commands, Stopped
 from neuraxis.execution.mesh.mail import MeshMail
 from neuraxis.execution.mesh.region_state import RegionStates
-from neuraxis.execution.mesh.setup import RegionSetup
+from neuraxis.execution.mesh.setup import RegionSetup, digest_of
 from neuraxis.execution.mesh.speaker import Speaker
 from neuraxis.execution.mesh.upstream import AWAITED, LIVE, MISSING, Upstream
 from neuraxis.execution.mesh.upstreams import Upstreams
@@ -53,6 +52,7 @@ _AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those t
 _WHERE_S = 1.0
 _LEASE_S = LEASE_MS / 1000 + 0.5
 _FARTHEST_LETTER = 2**20  # steps from now; what says it is for later, nobody will need
+_MOST_WAITING = 20_000
 _FIRST_CALL_S = 60.0
 _FARTHEST_EPOCH_NS = 24 * 3600 * 10**9
 
@@ -91,7 +91,7 @@ class RegionNode:
         self._runner = ShardRunner(network, placement, me, boxes, progress, (0, 0), setup.residents, self._mail)
         self._shard = self._runner.shard
         self._runner.residents.around_first_call = self._around_first_call
-        self.digest = int(describe_network(network)["digest"][:16], 16)
+        self.digest = digest_of(network, setup.residents)
         self._upstreams = Upstreams(setup, self.digest, self._shard, boxes, links)
         hears_me = [index for index in range(len(names)) if index != me and links[index, me]]
         window = min((int(links[index, me]) for index in hears_me), default=LONGEST_LAG)
@@ -109,8 +109,11 @@ class RegionNode:
         self._commands = Commands(setup.word, lambda question: self._inbox.put(("command", question)), self._do)
         self._asks: ThreadPoolExecutor | None = None  # questions to others, so that the loop need not wait for answers
         self._cut_off_since: float | None = None
+        self._rival: Peer | None = None  # a later node of the same name
+        self._driver_left_at: float | None = None
         self._heard_at = 0.0  # when anything came from anybody
         self.refused = 0  # messages that made no sense here
+        self.overrun = 0  # messages that found no room, because this region was too slow
         self.node: Node | None = None
         self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
         wait = None if self.clock is not None else self._wait_a_moment
@@ -296,6 +299,9 @@ class RegionNode:
         one.asking = False
         if not isinstance(answer, dict):
             return
+        incarnation = int(answer["incarnation"])
+        if not self._is_its_life(one, incarnation) or not one.sign(incarnation, time.monotonic(), 0):
+            return
         self._mail.keep_again(name, answer, one.heard + 1 if letters_from is None else letters_from)
         if self._upstreams.take_again(one, answer):
             one.asked_at = 0.0
@@ -410,6 +416,7 @@ class RegionNode:
             "missing": missing,
             "oldest": self._speaker.oldest(),
             "resumed": self._resumed,
+            "digest": self.digest,
         }
 
     def _jump(self, step: int) -> None:
@@ -505,20 +512,29 @@ class RegionNode:
         node.serve(REPLAY, self._speaker.again, threads=2)
         node.serve(WHERE, self._say_where, threads=1)
         node.on_leave(lambda peer: self._inbox.put(("leave", (peer,))))
+        node.on_join(lambda peer: self._inbox.put(("join", (peer,))))
 
     def _into_inbox(self, kind: str, about: Any) -> Callable[[Message], None]:
-        put = self._inbox.put
-        return lambda message: put((kind, (about, message)))
+        def take(message: Message) -> None:
+            if self._inbox.qsize() < _MOST_WAITING:
+                self._inbox.put((kind, (about, message)))
+            else:
+                self.overrun += 1
+
+        return take
 
     def _windows_of(self, name: str) -> Callable[[Message], None]:
         """What puts the windows of a region into the inbox; they are looked at here, beside the loop."""
-        put, check = self._inbox.put, self._upstreams.check
+        inbox, check = self._inbox, self._upstreams.check
 
         def take(message: Message) -> None:
+            if inbox.qsize() >= _MOST_WAITING:
+                self.overrun += 1  # it is asked for again
+                return
             try:
-                put(("window", (name, message.incarnation, check(name, message.value))))
+                inbox.put(("window", (name, message.incarnation, check(name, message.value))))
             except ValueError as error:
-                put(("refused", (error,)))
+                inbox.put(("refused", (error,)))
 
         return take
 
@@ -553,7 +569,7 @@ class RegionNode:
 
     def _hear_window(self, name: str, incarnation: int, window: Window) -> None:
         one, now = self.upstream[name], time.monotonic()
-        if not one.sign(incarnation, now, window.last):
+        if not self._is_its_life(one, incarnation) or not one.sign(incarnation, now, window.last):
             return
         if one.state != LIVE:
             self._upstreams.welcome(one, self.clock is None)
@@ -576,8 +592,20 @@ class RegionNode:
         if self.clock is not None:
             self._adopt_epoch(self.clock, status.epoch_ns)
         one = self.upstream.get(name)
-        if one is not None and one.status(status, message.incarnation, now) and not one.left and one.state == MISSING:
+        if one is None or not self._is_its_life(one, message.incarnation):
+            return
+        if one.status(status, message.incarnation, now) and not one.left and one.state == MISSING:
             self._upstreams.welcome(one, self.clock is None)
+
+    def _is_its_life(self, one: Upstream, incarnation: int) -> bool:
+        """Whether a message is of the life of a region that is present; a new one may have an older clock."""
+        if incarnation == one.incarnation:
+            return True
+        lives = [] if self.node is None else [peer.incarnation for peer in self.node.lives(one.name)]
+        if incarnation not in lives or (one.incarnation in lives and incarnation < one.incarnation):
+            return False
+        one.incarnation = min(one.incarnation, incarnation - 1)  # whatever its clock says, it is the later one
+        return True
 
     def _hear_letter(self, name: str, message: Message) -> None:
         if self._shard.step - self._shard.slots < message.step < self._shard.step + _FARTHEST_LETTER:
@@ -593,7 +621,13 @@ class RegionNode:
         feed, convert = how
         self._runner.write_state(feed.population, feed.state, convert(message.value, feed.config))
 
+    def _hear_join(self, peer: Peer) -> None:
+        if peer.name == self.setup.name and self.node is not None and peer.incarnation > self.node.incarnation:
+            self._rival = peer
+
     def _hear_leave(self, peer: Peer) -> None:
+        if peer.role == "driver" and not self.setup.word and self._shard.step:
+            self._driver_left_at = time.monotonic()
         if peer.name in self._downstream:
             self._downstream[peer.name] = (self._downstream[peer.name][0], 0.0)
         one = self.upstream.get(peer.name)
@@ -639,6 +673,7 @@ class RegionNode:
             "region": self.setup.name,
             "step": self._shard.step,
             "refused": self.refused,
+            "overrun": self.overrun,
             "data_lost": self._mail.lost,
             "upstream": {
                 one.name: {
@@ -660,8 +695,18 @@ class RegionNode:
         return self.node is not None and self.node.peer(name) is not None
 
     def _check_stop(self) -> None:
+        if self._rival is not None:
+            self._failed = True
+            where = f"process {self._rival.pid} on {self._rival.host}"
+            raise ShardFailed(f"another node runs region {self.setup.name!r} now: {where}", shard=self.setup.name)
         if self._stop or self._stopped():
             raise Stopped
+        if self._driven and self._driver_left_at is not None:
+            if any(self.node.with_role("driver")) if self.node is not None else False:
+                self._driver_left_at = None
+            elif time.monotonic() - self._driver_left_at > self.setup.reconnect_s:
+                _log.warning("%s: whoever drove it has left, so it leaves, too", self.setup.name)
+                raise Stopped
 
     def _refuse_rest(self) -> None:
         """Answer those whose commands will not be carried out any more."""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from neuraxis.engine.placement import Placement, Slice
 from neuraxis.errors import InvalidArgument
+from neuraxis.execution.checkpoint import describe_network
 from neuraxis.execution.resident import Resident
 from neuraxis.network import Network
 from neuraxis.network.arguments import positive, whole
 
-__all__ = ["Feed", "RegionSetup", "Units"]
+__all__ = ["Feed", "RegionSetup", "Units", "digest_of"]
 
 PATIENCE_S = 1.0
 RECONNECT_S = 30.0
+
+
+def digest_of(network: Network, residents: Sequence[Resident]) -> int:
+    """A number that tells one brain from another: its network, and what lives beside it."""
+    digest = hashlib.sha256(str(describe_network(network)["digest"]).encode())
+    for one in residents:
+        beside = (one.name, one.create, one.population, one.mark, sorted(one.config.items(), key=str), one.hears)
+        digest.update(repr((*beside, one.batch_steps, one.tick_steps, one.admits)).encode())
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 @dataclass(frozen=True)

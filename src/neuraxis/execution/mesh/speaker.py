@@ -88,7 +88,8 @@ class Speaker:
             step = int(message.value["from"])
         except (TypeError, KeyError, ValueError):
             raise InvalidArgument("from: a step is expected") from None
-        return self._journal.since(step)
+        node = self.node
+        return {**self._journal.since(step), "incarnation": -1 if node is None else node.incarnation}
 
     def oldest(self) -> int | None:
         """The first step that could be said again."""
@@ -102,5 +103,7 @@ def _size_of(content: Any) -> int:
         return sum(_size_of(one) for one in content.values())
     if isinstance(content, list | tuple):
         return sum(_size_of(one) for one in content)
+    if isinstance(content, bytes | str):
+        return len(content)
     nbytes = getattr(content, "nbytes", None)
     return int(nbytes) if isinstance(nbytes, int) else 64

@@ -114,6 +114,17 @@ class RegionTeam:
         for name in wanted:
             self._signs[name] = max(now, self._signs.get(name, 0.0))
 
+    def check_fresh(self, digest: int) -> None:
+        """Raise unless every node runs this brain, and none of them has begun."""
+        for name in self.names:
+            where = self.node.request(name, WHERE, timeout=_WHERE_S)
+            if where["digest"] != digest:
+                raise MeshError(f"region {name!r}: its node runs another brain: give it the same file and seed")
+            if where["step"]:
+                raise MeshError(
+                    f"region {name!r}: its node is at step {where['step']:,} of an earlier run: start it again"
+                )
+
     def kill(self, name: str) -> None:
         """Kill a node that was started here, as if it had crashed."""
         os.kill(self._teams[name].pids[0], signal.SIGKILL)
@@ -185,7 +196,7 @@ class RegionTeam:
                         del pending[name]
                         wanted.discard(name)
             if wanted <= answers.keys():
-                return answers
+                return {name: answers[name] for name in self.names if name in answers}
 
     def note_action(self, step: int, command: str, arguments: tuple[Any, ...]) -> None:
         """All were told at `step` to do this; one that comes back from an older state is told again."""
