@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -270,6 +271,7 @@ def main(
     if seconds < 4 * every_s:
         print("soak: less than four kills show nothing", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing may stay behind
     found = soak(seconds, every_s)
     if as_json:
         print(json.dumps(found))
@@ -296,7 +298,7 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
                 nodes.return_victim()
         nodes.finish()
         accounts = nodes.accounts()
-        ran = brain.said(seconds + 2 * LIMIT_S)
+        ran = brain.said(3 * LIMIT_S)
         survived = {one.name: one.samples for one in nodes.survivors}
         survived |= {f"brain: {name}": samples for name, samples in ran.pop("resources").items()}
         kills = nodes.kills

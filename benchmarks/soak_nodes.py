@@ -41,13 +41,16 @@ def main() -> None:
         if missing or any(peer.topics is None for peer in node.peers(START_S)):
             raise SystemExit(f"{name}: {', '.join(missing) or 'somebody'} did not come")
         speech = Speech(node, Path(counts[0]))
-        say("ready")
-        for line in sys.stdin:
-            if line == "stop\n":
-                speech.stop()
-            else:  # one more of each, which shows whether the last ones arrived
-                speech.say_all()
-            say(node.sent())
+        try:
+            say("ready")
+            for line in sys.stdin:
+                if line == "stop\n":
+                    speech.stop()
+                else:  # one more of each, which shows whether the last ones arrived
+                    speech.say_all()
+                say(node.sent())
+        finally:
+            speech.stop()
 
 
 def say(what: Any) -> None:

@@ -101,11 +101,12 @@ def test_messages_and_load_are_measured(run: dict[str, Any]) -> None:
             for p50, p99 in zip(entry["p50_us"][contender], entry["p99_us"][contender], strict=True):
                 assert 0 < p50 <= p99
         assert entry["ratio"] > 0
-    (load,) = run["load"]
-    assert (load["nodes"], load["rate_hz"], load["size"]) == (5, 1000.0, 10_240)
-    assert load["sent"] == load["expected"] == 2500
-    assert load["received"] == 2500 - load["lost"] > 0
-    assert 0 < load["p50_us"] <= load["p99_us"] <= load["longest_us"]
+    assert [load["contender"] for load in run["load"]] == ["raw", "ours"]
+    for load in run["load"]:
+        assert (load["nodes"], load["rate_hz"], load["size"]) == (5, 1000.0, 10_240)
+        assert load["sent"] == load["expected"] == 2500
+        assert load["received"] == 2500 - load["lost"] > 0
+        assert 0 < load["p50_us"] <= load["p99_us"] <= load["longest_us"]
     assert len(run["targets"]) == 4
     assert run["window_trips"] > 0
 
@@ -231,11 +232,12 @@ def test_the_newest_ticks_are_kept_where_there_are_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("brain", "window_ms"), [("pair", 1.0), ("two", 5.0), ("four", 5.0), ("default", 3.0)])
 def test_every_region_of_a_brain_has_its_notes_and_its_node(brain: str, window_ms: float, tmp_path: Path) -> None:
-    load = make_workload(brain, tmp_path, make_files=True)
+    load = make_workload(brain, tmp_path, 2, make_files=True)
     names = region_names(brain)
     assert list(load.units.names) == names
     assert load.window_steps * load.network.dt_ms == pytest.approx(window_ms)
     assert [one.tick_steps for one in load.residents] == [load.window_steps] * len(names)
     assert all(tick_path(tmp_path, name).stat().st_size > 0 for name in names)
+    assert len(load.placement) == (4 if brain == "four" else 2)
     placed = sorted(part.population for parts in load.units.placement(load.network) for part in parts)
     assert placed == list(range(len(load.network.populations)))

@@ -193,7 +193,7 @@ def test_a_region_alone_leaves_when_it_is_told_to(here: Path, start: Start) -> N
         assert "by the wall clock, on mesh" in err
         assert "Traceback" not in err
         assert out.startswith("striatum: left after step ")
-        assert "missing from step" in out
+        assert "cortex: heard to step 0" in out
         until(lambda: watcher.peer("striatum") is None, "it is gone")
 
 
@@ -203,7 +203,6 @@ def test_a_region_alone_leaves_when_it_is_told_to(here: Path, start: Start) -> N
         (["--region", "cortx"], "--region cortx"),
         (["--region", "cortex", "--resume"], "--resume: say with --checkpoint"),
         (["--region", "cortex", "--time-ms", "-5"], "--time-ms"),
-        (["--region", "cortex", "--time-ms", "0.05"], "--time-ms"),
         (["--region", "cortex", "--patience-s", "0"], "--patience-s"),
         (["--region", "cortex", "--reconnect-s", "nan"], "--reconnect-s"),
         (["--region", "cortex", "--start-wait-s", "-1"], "--start-wait-s"),

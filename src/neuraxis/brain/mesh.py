@@ -76,11 +76,26 @@ def mesh_executor(spec: BrainSpec, where: str = "", **options: Any) -> MeshExecu
     return executor
 
 
-def region_setups(spec: BrainSpec, where: str = "", **options: Any) -> dict[str, RegionSetup]:
-    """What the node of each region runs, by its name, for nodes that nobody drives; see `RegionSetup`."""
+def region_setups(
+    spec: BrainSpec, where: str = "", *, topologies: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, RegionSetup]:
+    """What the node of each region runs, by its name; `options` are those of `RegionSetup`.
+
+    `topologies`: by region, how it reaches the mesh, where that is not the same for all.
+    """
     lowered = _lowered(spec, where)
     units = units_of(spec, lowered)
-    return {name: RegionSetup(name, units, lowered.network, lowered.residents, **options) for name in units.names}
+    ways = topologies or {}
+    return {
+        name: RegionSetup(
+            name,
+            units,
+            lowered.network,
+            lowered.residents,
+            **{**options, "topology": ways.get(name, options.get("topology"))},
+        )
+        for name in units.names
+    }
 
 
 def _lowered(spec: BrainSpec, where: str) -> Lowered:

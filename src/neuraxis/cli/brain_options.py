@@ -6,9 +6,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from neuraxis.cli.mesh_options import MeshOptions
     from neuraxis.comm import Communicator
     from neuraxis.execution.executor import Executor
+    from neuraxis.mesh import Topology
 
 __all__ = [
     "Lockstep", "Ranks", "brain_workers", "check_page", "is_told_here", "lockstep_ranks", "make_importable",
-    "mesh_nodes", "tell_error", "tell_first_time", "tell_interrupt",
+    "mesh_nodes", "region_topologies", "tell_error", "tell_first_time", "tell_interrupt",
 ]  # fmt: skip
 
 Lockstep = Literal["gloo", "mpi", "shm"]
@@ -126,7 +127,17 @@ def mesh_nodes(spec: BrainSpec, options: MeshOptions, where: str = "", **setting
 
     logging.getLogger("neuraxis").setLevel(logging.WARNING)
     topology = options.topology("driver")
-    return Ranks(mesh_executor(spec, where, mesh=options.mesh_name, topology=topology, **settings))
+    topologies = region_topologies(spec, options, settings.get("remote", ()))
+    return Ranks(
+        mesh_executor(spec, where, mesh=options.mesh_name, topology=topology, topologies=topologies, **settings)
+    )
+
+
+def region_topologies(spec: BrainSpec, options: MeshOptions, remote: Collection[str]) -> dict[str, Topology]:
+    """How the nodes of regions that are started here reach the mesh: with keys, each with its own."""
+    if options.tls is None:
+        return {}
+    return {name: replace(options, role=None).topology(name) for name in spec.regions if name not in remote}
 
 
 def _check_same_words(world: Communicator) -> None:

@@ -19,6 +19,7 @@ from neuraxis.cli.brain_options import (
     lockstep_ranks,
     make_importable,
     mesh_nodes,
+    region_topologies,
     tell_error,
     tell_first_time,
     tell_interrupt,
@@ -278,12 +279,15 @@ def _run_by_the_clock(
     options = how or MeshOptions()
     until = to_steps(positive(1000.0 if time_ms is None else time_ms, "--time-ms"), spec.dt_ms, "--time-ms")
     tell_first_time()
+    topology = options.topology("driver")
+    ways = {name: one.as_data() for name, one in region_topologies(spec, options, remote).items()}
     setups = region_setups(
-        spec, "" if file is None else str(file), mesh=options.mesh_name, topology=options.topology("driver").as_data(),
+        spec, "" if file is None else str(file), mesh=options.mesh_name, topology=topology.as_data(),
+        topologies=ways,
         clock="realtime", stays=True, patience_s=positive(patience_s, "--patience-s"),
         checkpoint=None if region_states is None else str(region_states.resolve()),
     )  # fmt: skip
-    stories, interrupted = run_by_the_clock(setups, until, spec.dt_ms, remote)
+    stories, interrupted = run_by_the_clock(setups, until, spec.dt_ms, topology, remote)
     if as_json:
         print(json.dumps(stories))
     else:

@@ -180,6 +180,13 @@ class ShardRunner:
         """A state was put into the shard from outside: what was sampled before is not asked for again."""
         self._taken = self.shard.step
 
+    def jump(self, step: int) -> None:
+        """Go on after `step`, leaving out what is before it; what was recorded and not taken is forgotten."""
+        self.shard.take_recorded()
+        self.shard.jump(step)
+        self.residents.go_on()
+        self.taken_up()
+
     def publish(self) -> None:
         """Let the others see how far this shard is, after its state was replaced."""
         self.shard.publish()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from neuraxis.errors import MeshError
 from neuraxis.mesh.node import Node
 
 __all__ = ["Outcome", "ask_in_background"]
@@ -19,7 +18,7 @@ class Outcome:
 
     node: str
     answer: Any = None
-    error: MeshError | None = None
+    error: Exception | None = None
 
 
 def ask_in_background(
@@ -30,7 +29,7 @@ def ask_in_background(
     def ask() -> None:
         try:
             outcome = Outcome(name, node.request(name, topic, value, timeout, type=type))
-        except MeshError as error:
+        except Exception as error:  # whatever it is, who asked is told
             outcome = Outcome(name, error=error)
         done(outcome)
 

@@ -386,7 +386,7 @@ class Node:
     @property
     def connected(self) -> bool:
         """Whether this node reaches anybody: a client its router; peers always do, in principle."""
-        if self.topology.mode != "client":
+        if self.topology.mode_in_use != "client":
             return True
         return len(list(self._session.info.routers_zid())) > 0
 

@@ -54,6 +54,7 @@ _CLAIMS = 3
 _LONGEST_S = 60.0  # how long a node waits for its own function when a prompt comes again
 _LOOK_S = 0.05  # how soon it is seen that somebody came who can be asked
 _HISTORY = 1000
+_ENDS_S = 2.0
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -162,7 +163,10 @@ class Prompts:
             waiting.asked[name] = f"it has not answered within {patience:.3g} s"
         ask_in_background(self.node, name, self.topic, prompt, patience, waiting.news.put, type=Answer)
         while True:
-            news = waiting.news.get()  # a question in the background always ends
+            try:
+                news = waiting.news.get(timeout=patience + _ENDS_S)  # a question in the background ends before
+            except queue.Empty:
+                return None
             if isinstance(news, Answer):
                 return news
             if isinstance(news.error, ABSENT):

@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ class Topology:
             raise InvalidArgument("connect: a client needs the address of a router, such as tcp/127.0.0.1:7447")
         for endpoint in (*self.connect, *self.listen):
             _check_endpoint(endpoint, self.tls is not None, self.insecure)
+
+    @cached_property
+    def mode_in_use(self) -> str:
+        """How the session reaches the others: the mode, or that of the native configuration."""
+        if self.zenoh_config is None:
+            return self.mode
+        import zenoh
+
+        try:
+            return str(json.loads(zenoh.Config.from_file(str(self.zenoh_config)).get_json("mode")) or "peer")
+        except (zenoh.ZError, ValueError):
+            return "peer"
 
     @classmethod
     def local(cls, seed_port: int = 0) -> Topology:

@@ -14,7 +14,7 @@ from neuraxis.errors import InvalidArgument
 from neuraxis.observe.bench_machine import describe_machine
 from neuraxis.observe.bench_mesh_brain import WAYS, BrainResults, measure_brains
 from neuraxis.observe.bench_mesh_brains import BRAINS
-from neuraxis.observe.bench_mesh_load import HEARS, LoadEntry, measure_load
+from neuraxis.observe.bench_mesh_load import CONTENDERS, HEARS, LoadEntry, measure_load
 from neuraxis.observe.bench_mesh_messages import CASES, MessageEntry, measure_messages
 
 __all__ = ["PARTS", "Plan", "Results", "Verdict", "measure", "parse_brains", "parse_parts", "verdicts", "window_trips"]
@@ -113,8 +113,10 @@ def measure(plan: Plan, progress: Progress | None = None) -> Results:
         results.messages = measure_messages(mesh, max(3, plan.rounds), plan.messages, tell)
     if "load" in plan.parts:
         for hears in plan.hears:
-            tell(f"load, {hears}")
-            results.load.append(measure_load(seconds=plan.load_s, hears=hears, mesh=f"{mesh}-{hears}"))
+            for contender in CONTENDERS:
+                tell(f"load, {hears}, {contender}")
+                own = f"{mesh}-{hears}-{contender}"
+                results.load.append(measure_load(seconds=plan.load_s, hears=hears, contender=contender, mesh=own))
     if "brain" in plan.parts or "faults" in plan.parts:
         brains = plan.brains if "brain" in plan.parts else ()
         killed = plan.fault_brain if "faults" in plan.parts else ""
@@ -129,7 +131,7 @@ def verdicts(results: Results) -> list[Verdict]:
         if entry.size == 64:
             text = f"{entry}: {entry.ratio:.2f} times raw Zenoh, wanted {_CLOSE_TO_RAW:g} at most"
             found.append(Verdict(text, entry.ratio <= _CLOSE_TO_RAW))
-    for one in results.load:
+    for one in (one for one in results.load if one.contender == "ours"):
         text = (
             f"{one.nodes} nodes x {one.rate_hz:g} Hz x {one.size // 1024} KB, each heard by {_listeners(one)}: "
             f"{one.lost} of {one.expected:,} lost, p99 {one.p99_us / 1000:.2f} ms, "
@@ -163,7 +165,7 @@ def _turns(plan: Plan) -> int:
     if "messages" in plan.parts:
         turns += (max(3, plan.rounds) + 1) * len(CASES)
     if "load" in plan.parts:
-        turns += len(plan.hears)
+        turns += len(plan.hears) * len(CONTENDERS)
     if "brain" in plan.parts:
         turns += plan.rounds * len(plan.ways)
     elif "faults" in plan.parts:

@@ -18,7 +18,6 @@ from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.execution import Simulation
 from neuraxis.execution.mesh import Units
 from neuraxis.execution.resident import Resident
-from neuraxis.machine import usable_cores
 from neuraxis.network import FixedInDegree, Network
 from neuraxis.network.models import lif_exp, spike_source
 from neuraxis.observe.bench_mesh_ticks import make_tick_file
@@ -70,8 +69,12 @@ def tick_path(folder: Path, region: str) -> Path:
     return folder / f"{region}.ticks"
 
 
-def make_workload(brain: str, folder: Path, *, make_files: bool = False) -> Workload:
-    """The brain of a name; notes of windows go to a folder, in files that one process makes (`make_files`)."""
+def make_workload(brain: str, folder: Path, cores: int, *, make_files: bool = False) -> Workload:
+    """The brain of a name, where a process may have several regions on as many processes as `cores`.
+
+    Notes of windows go to a folder, in files that one process makes (`make_files`). All processes must be told the same
+    number of cores: a launcher may have bound each of them to one.
+    """
     rates: dict[int, tuple[str, np.ndarray]] = {}
     if brain in _RINGS:
         network, units = _ring(*_RINGS[brain])
@@ -84,7 +87,7 @@ def make_workload(brain: str, folder: Path, *, make_files: bool = False) -> Work
             value = np.eye(CUES)[0] if feed.config["name"] == "cue" else None
             rates[feed.population] = (feed.state, sensor_thresholds(value, feed.config))
         units = replace(units, feeds={})
-        workers = min(len(units.names), usable_cores())
+        workers = min(len(units.names), cores)
     apart = ~np.eye(len(units.names), dtype=bool)
     window = int(lags_between(network, units.placement(network))[apart].min())
     residents = []

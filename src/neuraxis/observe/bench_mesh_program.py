@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ _PROGRAM = "neuraxis.observe.bench_mesh_way"
 
 def ranks_of(brain: str, folder: Path) -> int:
     """How many ranks a brain has where a launcher starts them."""
-    return len(make_workload(brain, folder).placement)
+    return len(make_workload(brain, folder, usable_cores()).placement)
 
 
 class Program:
@@ -67,9 +68,9 @@ class Program:
     def _start(self) -> None:
         for job in self.jobs:
             (self.folder / job.brain).mkdir()
-            make_workload(job.brain, self.folder / job.brain, make_files=True)
+            make_workload(job.brain, self.folder / job.brain, usable_cores(), make_files=True)
         endpoint = self._start_router() if self.way == "zenoh-router" else ""
-        order = Order(self.way, self.jobs, str(self.folder), self.folder.name, endpoint)
+        order = Order(self.way, self.jobs, str(self.folder), usable_cores(), self.folder.name, endpoint)
         path = self.folder / "order"
         path.write_bytes(msgspec.json.encode(order))
         # -P: a file of the user's working folder must not be taken for a module.
@@ -150,7 +151,7 @@ class Program:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]
         spoken = [line for line in lines if line and not line.startswith("---")]
-        errors = [line for line in spoken if "Error" in line.split(":")[0]]
+        errors = [line for line in spoken if re.match(r"(\[rank \d+\] )?(neuraxis\.errors\.\w+|\w*Error\b)", line)]
         return (errors or spoken or [""])[-1][:300]
 
     # --- to end -----------------------------------------------------------------------------------------------

@@ -143,10 +143,11 @@ def _messages(results: Results) -> tuple[str, list[str], Rows, str]:
 
 
 def _load(results: Results) -> tuple[str, list[str], Rows, str]:
-    headings = ["load", "sent", "heard", "lost", "p50 ms", "p99 ms", "longest ms", "sent late ms"]
+    headings = ["load", "by", "sent", "heard", "lost", "p50 ms", "p99 ms", "longest ms", "sent late ms"]
     rows = [
         [
             f"{one.nodes} nodes x {one.rate_hz:g} Hz x {one.size // 1024} KB, hear {one.hears}",
+            one.contender,
             f"{one.sent:,}",
             f"{one.received:,}",
             str(one.lost),
@@ -158,7 +159,7 @@ def _load(results: Results) -> tuple[str, list[str], Rows, str]:
         for one in results.load
     ]
     meaning = (
-        "Each node is a process; it hears one other (next), or all others. Sent late: by how much senders missed their "
+        "Each node is a process; it hears one other (next), or all others; by our nodes, and by raw Zenoh. Sent late: by how much senders missed their "
         "time (p99), which is the machine's lack of cores."
     )
     return "Nodes under load", headings, rows, meaning

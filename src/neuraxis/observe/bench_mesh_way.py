@@ -40,11 +40,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """All that one way is to do. `endpoint`: of the router, where there is one. `mesh`: a name of its own."""
+    """All that one way is to do. `mesh`: a name of its own; `endpoint`: of the router, where there is one."""
 
     way: str
     jobs: list[Job]
     folder: str
+    cores: int
     mesh: str = ""
     endpoint: str = ""
 
@@ -90,7 +91,7 @@ def main(path: str) -> None:
         for job in order.jobs:
             # The files are there before anybody needs them: who leads makes them, and the others meet it first.
             folder = Path(order.folder) / job.brain
-            load = make_workload(job.brain, folder)
+            load = make_workload(job.brain, folder, order.cores)
             begun = time.monotonic()
             executor = _executor(order, load, world)
             with Simulation(

@@ -12,6 +12,7 @@ from rich.table import Table
 from neuraxis.execution.mesh.setup import RegionSetup
 from neuraxis.execution.mesh.team import RegionTeam
 from neuraxis.execution.progress import ProgressLine
+from neuraxis.mesh.topology import Topology
 
 __all__ = ["print_stories", "run_by_the_clock"]
 
@@ -20,20 +21,30 @@ _AHEAD_S = 0.2  # step 0 is so far in the future when all are told, so that nobo
 
 
 def run_by_the_clock(
-    setups: dict[str, RegionSetup], until: int, dt_ms: float, remote: Collection[str] = ()
+    setups: dict[str, RegionSetup],
+    steps: int,
+    dt_ms: float,
+    topology: Topology | None = None,
+    remote: Collection[str] = (),
 ) -> tuple[dict[str, Any], bool]:
-    """Start the nodes, let them run to step `until`, and ask what they saw; whether Ctrl-C ended it early."""
+    """Start the nodes, let them run so many steps, and ask what they saw; whether Ctrl-C ended it early.
+
+    Those that run elsewhere already have a clock, which is the one that counts; they run on when this is over.
+    """
     interrupted = False
-    with RegionTeam(setups, remote=remote) as team:
+    with RegionTeam(setups, topology=topology, remote=remote) as team:
         team.wait(_START_S)
-        epoch_ns = time.time_ns() + int(_AHEAD_S * 1e9)
+        now_ns = time.time_ns() + int(_AHEAD_S * 1e9)
+        epoch_ns = min([now_ns, *team.epochs_ns()])
+        until = steps + int((now_ns - epoch_ns) * 1e-6 / dt_ms)
         team.ask("start", until, epoch_ns)
         end_s = until * dt_ms * 1e-3
-        with ProgressLine("running", end_s) as line:
+        begun_s = (now_ns - epoch_ns) * 1e-9
+        with ProgressLine("running", end_s - begun_s) as line:
             try:
                 while (now := (time.time_ns() - epoch_ns) * 1e-9) < end_s + 0.1:
                     lost = "".join(f", {name} is gone" for name in team.names if not team.is_live(name))
-                    line.update(max(0.0, now), f"{len(team.names)} regions by the wall clock{lost}")
+                    line.update(max(0.0, now - begun_s), f"{len(team.names)} regions by the wall clock{lost}")
                     time.sleep(0.1)
             except KeyboardInterrupt:
                 interrupted = True

@@ -218,6 +218,7 @@ def test_delays_losses_and_the_death_of_a_router_change_nothing(
             assert (after["fingerprint"], silences(after)) == (wanted[1], [])
 
 
+@pytest.mark.slow
 def test_ranks_on_two_hosts_move_together(brain_file: Path, tmp_path: Path) -> None:
     stimulus = tmp_path / "cues.csv"
     stimulus.write_text("start_ms,stop_ms,sensor,group,value\n0,200,cue,1,1\n200,300,cue,3,1\n")

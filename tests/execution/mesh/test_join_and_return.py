@@ -17,9 +17,11 @@ from neuraxis.execution import Simulation
 from neuraxis.execution.mesh import RegionSetup
 from neuraxis.execution.mesh.team import RegionTeam
 from neuraxis.mesh import Topology
+from tests.execution import test_acting
 from tests.execution.mesh.fed import UNITS, alone, assert_was_silent_in, fed, silences_of, team_of
 from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, on_the_mesh, until
 from tests.execution.mesh.test_faults import when
+from tests.execution.test_conformance import assert_same, look
 
 
 def kill(simulation: Simulation, *names: str) -> None:
@@ -129,6 +131,20 @@ def test_one_without_a_state_yet_comes_back_as_new(tmp_path: Path) -> None:
         assert story(simulation, "a", "source")["heard"] == 2000
 
 
+def test_what_was_done_to_the_brain_since_its_last_state_is_done_to_one_that_comes_back(tmp_path: Path) -> None:
+    """Spikes and states given, silence, frozen learning, a reward: all of it, at its step."""
+    network, cut = test_acting.acted_upon(), 420
+    with on_the_mesh(network, checkpoint=tmp_path, checkpoint_every=150, patience_s=50.0) as simulation:
+        test_acting.act(simulation, cut)
+        kill(simulation, "a", "told")
+        for name in ("a", "told"):
+            team_of(simulation).start(name, resume=True)
+        team_of(simulation).wait(LIMIT_S, ["a", "told"])
+        test_acting.act(simulation)
+        assert_same(look(simulation), test_acting.reference())
+        test_acting.assert_counts(simulation)
+
+
 # --- who comes late ---
 
 
@@ -191,6 +207,36 @@ def _heard(team: RegionTeam) -> Any:
     told = team.ask("story")["a"]["upstream"]["source"]
     last = told["silences"][-1][1]
     return told if told["state"] == "live" and last is not None and told["heard"] > last + 100 else None
+
+
+def test_what_nobody_has_any_more_when_one_comes_back_is_recorded(tmp_path: Path) -> None:
+    """The others remember little: of what they said while it was away, it gets the end, and says what it lacks."""
+    options: dict[str, Any] = {"checkpoint": str(tmp_path), "checkpoint_every": 500, "journal_bytes": 3000}
+    with free((), start_wait_s=LIMIT_S, **options) as team:
+        until(lambda: (tmp_path / "source").is_dir() and _step(team, "source") > 1500, "it runs, and has kept a state")
+        os.kill(team.pids["source"], signal.SIGKILL)
+        at = until(lambda: _missing_since(team), "the others miss it")
+        until(lambda: _step(team, "b") > at + 5000, "the others go on")
+        team.start("source", resume=True)
+        team.wait(LIMIT_S, ["source"])
+        mine = until(lambda: _caught_up(team), "it has caught up")
+        assert mine["lost"] > 0 or mine["silences"]
+        assert mine["state"] == "live"
+        told = until(lambda: _heard(team), "it is heard again")
+        assert told["silences"][0][0] == at
+
+
+def _missing_since(team: RegionTeam) -> int:
+    told = team.ask("story")["a"]["upstream"]["source"]
+    return int(told["silences"][-1][0]) if told["state"] == "missing" else 0
+
+
+def _caught_up(team: RegionTeam) -> Any:
+    stories = team.ask("story")
+    if "source" not in stories or stories["source"]["step"] < stories["b"]["step"] - 5000:
+        return None
+    told = stories["source"]["upstream"]["b"]
+    return told if told["heard"] > stories["source"]["step"] - 100 else None
 
 
 def test_one_that_is_there_before_the_others_waits_for_them() -> None:

@@ -30,7 +30,8 @@ def names(answer: dict[str, Any]) -> list[str]:
 def test_one_that_has_said_nothing() -> None:
     journal = Journal()
     assert journal.oldest() is None
-    assert journal.since(1) == {"windows": [], "letters": [], "oldest": None, "began": 0, "more": False}
+    nothing = {"windows": [], "letters": [], "oldest": None, "began": 0, "letters_to": None, "more": False}
+    assert journal.since(1) == nothing
 
 
 def test_what_was_said_from_a_step_on() -> None:
@@ -118,11 +119,35 @@ def test_a_long_answer_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.since(1)["more"]
 
 
+def test_data_come_in_parts_with_their_windows_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ANSWER_BYTES", 500)
+    journal = Journal()
+    for step in (3, 1, 2, 5, 9, 4):  # data may be for later steps, in any order
+        journal.add_letter(step, f"data {step}", 100)
+    for step in range(1, 8):
+        journal.add_window(step, step, name_of(step, step))
+    asked, found, parts = 1, [], 0
+    while True:
+        answer = journal.since(asked)
+        parts += 1
+        assert answer["windows"]
+        asked = int(names(answer)[-1].split("..")[1]) + 1
+        found += answer["letters"]
+        if not answer["more"]:
+            break
+        assert answer["letters_to"] == asked - 1
+        assert all(at < asked for at, _ in answer["letters"])
+    assert answer["letters_to"] is None
+    assert parts > 1
+    assert found == [[step, f"data {step}"] for step in (1, 2, 3, 4, 5, 9)]
+
+
 def test_one_that_begins_again_has_nothing_of_before() -> None:
     journal = filled(10_000, (1, 4), (5, 8))
     journal.add_letter(6, "old", 10)
     journal.begin_again(20)
-    assert journal.since(1) == {"windows": [], "letters": [], "oldest": None, "began": 20, "more": False}
+    nothing = {"windows": [], "letters": [], "oldest": None, "began": 20, "letters_to": None, "more": False}
+    assert journal.since(1) == nothing
     journal.add_window(21, 22, name_of(21, 22))
     answer = journal.since(3)
     assert (names(answer), answer["oldest"], answer["began"]) == (["21..22"], 21, 20)

@@ -142,6 +142,41 @@ def test_windows_that_go_on_are_heard_and_a_gap_is_seen() -> None:
     assert [(w.first, w.last) for w in one.early] == [(1, 3), (4, 4), (5, 6)]
 
 
+def test_what_comes_before_a_gap_is_filled_is_kept_and_heard_when_it_is() -> None:
+    one = hearing()
+    for first in (9, 3, 5):
+        assert not one.take(window(first, first + 1), 0.0)
+    assert (one.heard, len(one.early)) == (0, 0)
+    assert not one.take(window(1, 2), 0.0)  # 7 and 8 are missing still
+    assert one.heard == 6
+    assert one.take(window(6, 8), 0.0)
+    assert [(w.first, w.last) for w in one.early] == [(1, 2), (3, 4), (5, 6), (6, 8), (9, 10)]
+    assert one.heard == 10
+
+
+def test_what_an_earlier_life_said_ahead_of_a_gap_does_not_fill_that_of_another() -> None:
+    one = hearing()
+    one.sign(LIFE, 0.0, 9)
+    one.take(window(5, 9), 0.0)
+    one.sign(NEXT_LIFE, 1.0, 4)
+    assert one.take(window(1, 4), 1.0)
+    assert one.heard == 4
+
+
+def test_nobody_can_have_it_keep_more_and_more() -> None:
+    one = hearing()
+    for first in range(2, 100_000):
+        one.take(window(first + 1, first + 1), 0.0)
+    assert len(one.ahead) < 20_000
+
+
+def test_who_was_not_listened_to_is_not_gone() -> None:
+    one = hearing()
+    assert one.is_gone(10.0, listening_since=9.5) == ""
+    assert one.is_gone(10.6, listening_since=9.5) == "said nothing"
+    assert one.is_gone(10.0, listening_since=1.0) == "said nothing"
+
+
 def test_what_was_heard_already_is_not_heard_again_and_an_overlap_is_new_to_its_end() -> None:
     one = hearing()
     one.take(window(1, 4), 0.0)
@@ -348,8 +383,10 @@ class AnyOrder(RuleBasedStateMachine):
         if journal and journal[0][0] > self.one.heard + 1:
             self.one.begin_at(journal[0][0] - 1)
         for first, last in journal:
-            if last > self.one.heard:
-                assert self.one.take(window(first, last), self.now)
+            self.one.take(window(first, last), self.now)
+        if journal:
+            assert self.one.heard >= journal[-1][1]
+            assert not self.one.ahead
 
     @invariant()
     def what_is_heard_never_goes_back(self) -> None:

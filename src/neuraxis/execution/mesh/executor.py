@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ class MeshExecutor(ShardsTogether):
 
     Args:
         units: which node has which populations.
-        mesh: the name of the mesh. topology: how to reach it; by default peers on this machine.
+        mesh: the name of the mesh.
+        topology: how to reach it; by default peers on this machine. `topologies`: by node, where they differ (in keys).
         remote: nodes that are started elsewhere (`neuraxis node`); they are waited for.
         patience_s: who has said nothing for so long is taken for gone.
         reconnect_s: how long a node waits for the mesh itself when it is cut off.
@@ -49,6 +50,7 @@ class MeshExecutor(ShardsTogether):
         *,
         mesh: str = "default",
         topology: Topology | None = None,
+        topologies: Mapping[str, Topology] | None = None,
         remote: Collection[str] = (),
         on_loss: str = "silence",
         patience_s: float = PATIENCE_S,
@@ -81,6 +83,8 @@ class MeshExecutor(ShardsTogether):
             "word": self._word,
         }
         self._reached = 0
+        self._topologies = {name: one.as_data() for name, one in (topologies or {}).items()}
+        self._timeline = 0
         self._last_counters: dict[str, Counters] = {}
         self._last_counts: dict[int, Any] = {}
 
@@ -92,9 +96,17 @@ class MeshExecutor(ShardsTogether):
         self._network = network
         self.placement = self.units.placement(network)
         setups = {
-            name: RegionSetup(name, self.units, network, tuple(residents), **self._options) for name in self.units.names
+            name: RegionSetup(
+                name,
+                self.units,
+                network,
+                tuple(residents),
+                **{**self._options, "topology": self._topologies.get(name, self._options["topology"])},
+            )
+            for name in self.units.names
         }
-        self.team = RegionTeam(setups, remote=self._remote)
+        way = Topology.from_data(self._options["topology"])
+        self.team = RegionTeam(setups, topology=way, remote=self._remote)
         try:
             self.team.wait(self._start_timeout_s)
             self.team.check_fresh(digest_of(network, residents))
@@ -139,7 +151,9 @@ class MeshExecutor(ShardsTogether):
         return merge_recorded(pieces)
 
     def restore(self, folder: Path, files: list[str]) -> None:
-        super().restore(folder, files)
+        self._timeline += 1  # what was said before, and is still on its way, is of another past
+        self.ask("restore", str(folder), files, self._timeline)
+        self.ask("publish")
         if self.team is not None:
             self.team.forget_actions()
         self._reached = self.counters().step

@@ -64,14 +64,15 @@ class Journal:
     def since(self, step: int) -> dict[str, Any]:
         """What was said from a step on, as much as one answer holds.
 
-        "oldest" is the first step kept, "began" the one before anything was said, "letters_to" the step up to which
-        data are all there (None: to the last), "more" whether there is more to be asked for.
+        "oldest" and "last" are the steps between which all is kept, "began" the one before anything was said,
+        "letters_to" the step up to which data are all here (None: to the last), "more" whether there is more to ask for.
         """
         with self._lock:
             windows = [(end, payload) for _, end, payload in self._windows if end >= step]
             at = bisect.bisect_left(self._letters, step, key=lambda letter: letter[0])
             letters = self._letters[at:]
             oldest, began = self._windows[0][0] if self._windows else None, self._began
+            last = self._windows[-1][1] if self._windows else began
         said: list[bytes] = []
         with_data: list[list[Any]] = []
         size, taken = 0, 0
@@ -90,5 +91,6 @@ class Journal:
         if not more:
             with_data += [[at, content] for at, _, content in letters[taken:]]
         return {
-            "windows": said, "letters": with_data, "letters_to": letters_to, "oldest": oldest, "began": began, "more": more
+            "windows": said, "letters": with_data, "letters_to": letters_to, "more": more,
+            "oldest": oldest, "began": began, "last": last,
         }  # fmt: skip

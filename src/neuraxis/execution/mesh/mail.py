@@ -33,13 +33,19 @@ class MeshMail(OwnMail):
         self._gone: set[tuple[int, int]] = set()
         self._wait: Callable[[], None] | None = None
         self._ask: Callable[[Upstream, int], None] = lambda one, step: None
+        self._is_gone: Callable[[Upstream, float], bool] = lambda one, since: False
         self._upstream: Mapping[str, Upstream] = {}
 
     def connect(
-        self, upstream: Mapping[str, Upstream], wait: Callable[[], None] | None, ask: Callable[[Upstream, int], None]
+        self,
+        upstream: Mapping[str, Upstream],
+        wait: Callable[[], None] | None,
+        ask: Callable[[Upstream, int], None],
+        is_gone: Callable[[Upstream, float], bool],
     ) -> None:
-        """`wait` looks around for a moment (None: nobody is waited for); `ask` has a region say again what it said."""
-        self._upstream, self._wait, self._ask = upstream, wait, ask
+        """`wait` looks around for a moment (None: nobody is waited for); `ask` has a region say again what it said;
+        `is_gone` tells whether a region that has been listened to since a time has to be given up."""
+        self._upstream, self._wait, self._ask, self._is_gone = upstream, wait, ask, is_gone
 
     def post(self, letter: Letter) -> None:
         super().post(letter)
@@ -51,15 +57,16 @@ class MeshMail(OwnMail):
             raise ValueError(f"{name} sent data, and {len(self.letters):,} are waiting already")
         self.letters[self._marks[name], step] = lowered(content)
 
-    def keep_again(self, name: str, answer: Any, asked_for: int) -> None:
-        """What a region says again, from the step `asked_for` on: what is not there now will never be."""
+    def keep_again(self, name: str, answer: Any, asked_for: int | None) -> None:
+        """What a region says again. Data that were asked for, of a step that it has said, are there or lost."""
         if name not in self._marks:
             return
         mark = self._marks[name]
         for step, content in answer["letters"]:
             self.keep(name, int(step), content)
-        complete = answer["letters_to"] is None or asked_for <= int(answer["letters_to"])
-        if complete and (mark, asked_for) not in self.letters:
+        if asked_for is None or (mark, asked_for) in self.letters or int(answer["last"]) < asked_for:
+            return
+        if answer["letters_to"] is None or asked_for <= int(answer["letters_to"]):
             self._gone.add((mark, asked_for))
 
     def own(self, name: str) -> list[Letter]:
@@ -74,12 +81,15 @@ class MeshMail(OwnMail):
         """The content of a letter, waited for; None where it cannot be had."""
         key = (source, step)
         one = self._upstream.get(self._regions[source])
-        begun = time.monotonic()
-        asked = begun - _ASK_AGAIN_S + _ASK_AFTER_S
+        listening_since = looked = time.monotonic()
+        asked = looked - _ASK_AGAIN_S + _ASK_AFTER_S
         while key not in self.letters and self._wait is not None and one is not None:
-            if key in self._gone or one.state == MISSING or one.is_gone(time.monotonic(), begun):
+            if key in self._gone or one.state == MISSING or self._is_gone(one, listening_since):
                 break
             self._wait()
+            if time.monotonic() - looked > one.patience_s / 4:
+                listening_since = time.monotonic()  # it was this process that did not listen
+            looked = time.monotonic()
             if time.monotonic() - asked >= _ASK_AGAIN_S and key not in self.letters:
                 asked = time.monotonic()
                 self._ask(one, step)

@@ -96,7 +96,7 @@ class RegionNode:
         hears_me = [index for index in range(len(names)) if index != me and links[index, me]]
         window = min((int(links[index, me]) for index in hears_me), default=LONGEST_LAG)
         self._farthest = max((int(links[index, me]) for index in hears_me), default=0)
-        self._speaker = Speaker(setup, self.digest, self._shard, boxes, window, bool(hears_me))
+        self._speaker = Speaker(setup, self.digest, self._shard, boxes, window)
         # Of those that hear this region: the last step each said it had completed, and when it said so.
         self._downstream: dict[str, tuple[int, float]] = {names[index]: (-1, 0.0) for index in hears_me}
         self._feeds = [
@@ -109,6 +109,8 @@ class RegionNode:
         self._commands = Commands(setup.word, lambda question: self._inbox.put(("command", question)), self._do)
         self._asks: ThreadPoolExecutor | None = None  # questions to others, so that the loop need not wait for answers
         self._cut_off_since: float | None = None
+        self._timeline = 0  # which past this is: another one after each restored state
+        self._say_soon = False
         self._rival: Peer | None = None  # a later node of the same name
         self._driver_left_at: float | None = None
         self._heard_at = 0.0  # when anything came from anybody
@@ -117,7 +119,7 @@ class RegionNode:
         self.node: Node | None = None
         self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
         wait = None if self.clock is not None else self._wait_a_moment
-        self._mail.connect(self.upstream, wait, self._recover)
+        self._mail.connect(self.upstream, wait, self._recover, self._is_gone)
 
     @property
     def upstream(self) -> dict[str, Upstream]:
@@ -135,7 +137,7 @@ class RegionNode:
         setup = self.setup
         topology = Topology.from_data(setup.topology)
         roles = tuple(setup.units.roles.get(setup.name, ()))
-        begin = self._states.resume(self._runner) if setup.resume else 0
+        begin, self._timeline = self._states.resume(self._runner) if setup.resume else (0, 0)
         self._resumed = begin > 0
         with Node(setup.name, "region", setup.mesh, topology=topology, roles=roles, announce=False) as node:
             self._asks = ThreadPoolExecutor(4, thread_name_prefix="neuraxis asks")
@@ -192,13 +194,16 @@ class RegionNode:
         return goal
 
     def _linger(self) -> None:
-        """It has run as far as it should; those that hear it may still need what it said."""
-        deadline = time.monotonic() + self.setup.start_wait_s
+        """It has run as far as it should; those that hear it, and are on their way, may still need what it said."""
+        deadline, seen = time.monotonic() + self.setup.start_wait_s, -1
         while time.monotonic() < deadline:
             self._check_stop()
             step = self._shard.step
-            if not any(at < step and self._is_here(name) for name, (at, _) in self._downstream.items()):
+            behind = [at for name, (at, _) in self._downstream.items() if at < step and self._is_here(name)]
+            if not behind:
                 return
+            if sum(behind) != seen:
+                deadline, seen = time.monotonic() + self.setup.start_wait_s, sum(behind)
             self._look_around(_TICK_S)
 
     # --- in lockstep --------------------------------------------------------------------------------------------
@@ -215,6 +220,7 @@ class RegionNode:
 
     def _between(self) -> int:
         """Called between pieces of a run: publish a full window, take in what has come; where to stop next."""
+        self._check_stop()
         self._publish()
         while not self._inbox.empty():
             self._take_one(0.0)
@@ -243,6 +249,15 @@ class RegionNode:
         self._check_stop()
         self._look_around(_TICK_S / 5)
 
+    def _is_gone(self, one: Upstream, listening_since: float) -> bool:
+        """Whether a region has to be given up; not while it is this node that is cut off."""
+        now = time.monotonic()
+        if not self._is_connected(now):
+            for each in self._upstreams:
+                each.last_sign = max(each.last_sign, now)
+            return False
+        return bool(one.is_gone(now, listening_since))
+
     def _watch(self, blocking: list[Upstream], listening_since: float) -> None:
         """Ask again for what was said and did not come; give up whom nothing is heard of, though it is listened to."""
         now = time.monotonic()
@@ -251,7 +266,11 @@ class RegionNode:
                 one.last_sign = max(one.last_sign, now)  # it is this node that is cut off
             return
         patience_s = self.setup.patience_s
-        if self.node is not None and self.node.topology.mode == "client" and now - self._heard_at > patience_s / 2:
+        if (
+            self.node is not None
+            and self.node.topology.mode_in_use == "client"
+            and now - self._heard_at > patience_s / 2
+        ):
             # Nothing comes from anybody: that it is this node that is cut off, the lease of its link will tell.
             patience_s = max(patience_s, _LEASE_S)
         for one in blocking:
@@ -300,9 +319,11 @@ class RegionNode:
         if not isinstance(answer, dict):
             return
         incarnation = int(answer["incarnation"])
-        if not self._is_its_life(one, incarnation) or not one.sign(incarnation, time.monotonic(), 0):
+        # A thread beside the region's loop has answered: that is no sign of life. Who is missing comes back by a word.
+        if one.state == MISSING or not self._is_its_life(one, incarnation):
             return
-        self._mail.keep_again(name, answer, one.heard + 1 if letters_from is None else letters_from)
+        one.live_as(incarnation)
+        self._mail.keep_again(name, answer, letters_from)
         if self._upstreams.take_again(one, answer):
             one.asked_at = 0.0
             self._recover(one)
@@ -401,6 +422,7 @@ class RegionNode:
         """The step at which another region is, if this one cannot begin before it; else 0."""
         try:
             where = node.request(name, WHERE, timeout=_WHERE_S)
+            self._timeline = max(self._timeline, int(where["timeline"]))
             gone_on = self.setup.name in where["missing"]
             forgotten = name in self.upstream and where["oldest"] is not None and where["oldest"] > 1
             return int(where["step"]) if gone_on or forgotten else 0
@@ -417,11 +439,13 @@ class RegionNode:
             "oldest": self._speaker.oldest(),
             "resumed": self._resumed,
             "digest": self.digest,
+            "epoch_ns": 0 if self.clock is None else self.clock.epoch_ns,
+            "timeline": self._timeline,
         }
 
     def _jump(self, step: int) -> None:
         if step > self._shard.step:
-            self._shard.jump(step)
+            self._runner.jump(step)
             self._begin_at(step)
 
     def _begin_at(self, step: int, known: bool = False) -> None:
@@ -457,8 +481,9 @@ class RegionNode:
     def _save_if_due(self, always: bool = False) -> None:
         if self._states.is_due(self._shard.step, always):
             self._say(force=True, hold_s=60.0)
+            self._say_soon = True
             try:
-                self._states.save(self._runner)
+                self._states.save(self._runner, self._timeline)
             except CheckpointError as error:
                 self._states.put_off(self._shard.step)
                 _log.warning("%s: the state could not be saved: %s", self.setup.name, error)
@@ -466,10 +491,11 @@ class RegionNode:
     # --- to say -----------------------------------------------------------------------------------------------
 
     def _publish(self, whole: bool = False) -> None:
-        self._speaker.publish(whole, 0 if self.clock is None else self.clock.epoch_ns)
+        self._speaker.publish(whole, self._timeline if self.clock is None else self.clock.epoch_ns)
 
     def _say(self, force: bool = False, leaving: bool = False, hold_s: float = 0.0) -> None:
-        self._speaker.say(lambda: self._status(leaving, hold_s), force)
+        self._speaker.say(lambda: self._status(leaving, hold_s), force or self._say_soon)
+        self._say_soon = False
 
     def _around_first_call(self, begins: bool) -> None:
         """A resident is called for the first time, and may import who knows what."""
@@ -480,7 +506,7 @@ class RegionNode:
         return RegionStatus(
             step=self._speaker.published,  # nobody is to wait for what was not said
             digest=self.digest,
-            epoch_ns=0 if clock is None else clock.epoch_ns,
+            epoch_ns=self._timeline if clock is None else clock.epoch_ns,
             waiting_for=[one.name for one in self._upstreams.blocking()] if clock is None else [],
             hold_s=hold_s,
             leaving=leaving,
@@ -516,7 +542,7 @@ class RegionNode:
 
     def _into_inbox(self, kind: str, about: Any) -> Callable[[Message], None]:
         def take(message: Message) -> None:
-            if self._inbox.qsize() < _MOST_WAITING:
+            if self._inbox.qsize() < _MOST_WAITING or kind == "health":
                 self._inbox.put((kind, (about, message)))
             else:
                 self.overrun += 1
@@ -579,7 +605,7 @@ class RegionNode:
                 self.clock.note_arrival(window.first + one.lag)
                 self._upstreams.take_in_time(one, window)
             return
-        if not one.take(window, now):
+        if window.epoch_ns == self._timeline and not one.take(window, now):
             self._recover(one)
 
     def _hear_health(self, name: str, message: Message) -> None:
@@ -594,6 +620,8 @@ class RegionNode:
         one = self.upstream.get(name)
         if one is None or not self._is_its_life(one, message.incarnation):
             return
+        if self.clock is None and status.epoch_ns != self._timeline:
+            status.step = 0  # it speaks of another past
         if one.status(status, message.incarnation, now) and not one.left and one.state == MISSING:
             self._upstreams.welcome(one, self.clock is None)
 
@@ -654,17 +682,24 @@ class RegionNode:
             return self._publish(whole=True)
         if name in LONG:
             self._say(force=True, hold_s=600.0)
+            self._say_soon = True
         if name == "restore":
-            self._runner.restore(*arguments)
+            folder, files, timeline = arguments
+            self._runner.restore(folder, files)
+            self._timeline = int(timeline)
+            self._states.begin_again()
             return self._begin_at(self._shard.step, known=True)
         return getattr(self._runner, name)(*arguments)
 
     def _start(self, until: int | None, epoch_ns: int) -> None:
         """From now on nobody drives this region: it runs by itself, to a step or without end."""
         goal, epoch_ns = None if until is None else int(until), int(epoch_ns)
+        if not self._driven:
+            return  # it runs already, as whoever started it wants
         self._driven, self._until = False, goal
         if self.clock is not None:
             self.clock.epoch_ns = epoch_ns
+            self._jump(self.clock.step_now())
         self._rest_feeds()
 
     def story(self) -> dict[str, Any]:
@@ -722,5 +757,5 @@ class RegionNode:
 
 
 def _keys_of(expression: str) -> tuple[str, ...]:
-    """The keys on which data of nodes come that an expression admits: the nodes' own, and their topics."""
-    return (expression,) if expression.endswith("**") else (expression, f"{expression}/*")
+    """The keys on which data of nodes come that an expression admits: the nodes' own, and all their topics."""
+    return (expression if expression.endswith("**") else f"{expression}/**",)

@@ -36,6 +36,7 @@ class RegionStates:
         self._digest = digest
         self._saved = -1
         self._not_before = 0
+        self._fresh = True  # nothing in the folder is of this run yet
         if setup.resume and self._folder is None:
             raise CheckpointError("resume: say from which folder (checkpoint)")
 
@@ -50,7 +51,11 @@ class RegionStates:
         """It cannot be saved now: try again after a while."""
         self._not_before = step + max(1, self.every // 10)
 
-    def save(self, runner: ShardRunner) -> None:
+    def begin_again(self) -> None:
+        """Another past begins: the states so far are of the one before, and go when there is a new one."""
+        self._saved, self._fresh = -1, True
+
+    def save(self, runner: ShardRunner, timeline: int = 0) -> None:
         """Write the state; it has its name only when all of it is on the disk."""
         assert self._folder is not None
         step = runner.shard.step
@@ -68,8 +73,11 @@ class RegionStates:
             )
             name = write_shard(part, state, runner.shard.me, runner.residents.export(heard=True))
             checksum = zlib.crc32((part / name).read_bytes())
-            note = {"step": step, "digest": self._digest, "file": name, "checksum": checksum}
-            (part / "region.json").write_text(json.dumps(note))
+            note = {"step": step, "digest": self._digest, "timeline": timeline, "file": name, "checksum": checksum}
+            with open(part / "region.json", "w") as file:
+                file.write(json.dumps(note))
+                file.flush()
+                os.fsync(file.fileno())
             whole = self._folder / f"step-{step}"
             shutil.rmtree(whole, ignore_errors=True)
             os.replace(part, whole)
@@ -77,29 +85,31 @@ class RegionStates:
             shutil.rmtree(part, ignore_errors=True)
             raise CheckpointError(f"{self._folder}: cannot be written: {error}") from error
         self._saved = step
-        for old in self._states()[:-_KEPT]:
+        others = [one for one in self._states() if one.name != f"step-{step}"]
+        for old in others if self._fresh else others[: 1 - _KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+        self._fresh = False
 
-    def resume(self, runner: ShardRunner) -> int:
-        """Take the last state that is whole; the step it is of, 0 if there is none yet."""
+    def resume(self, runner: ShardRunner) -> tuple[int, int]:
+        """Take the last state that is whole; the step it is of (0 if there is none yet), and its timeline."""
         assert self._folder is not None
         problems = []
         for folder in reversed(self._states()):
             try:
-                self._take(folder, runner)
+                timeline = self._take(folder, runner)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
-            self._saved = runner.shard.step
-            return runner.shard.step
+            self._saved, self._fresh = runner.shard.step, False
+            return runner.shard.step, timeline
         if problems:
             raise CheckpointError("; ".join(problems))
-        return 0
+        return 0, 0
 
-    def _take(self, folder: Path, runner: ShardRunner) -> None:
+    def _take(self, folder: Path, runner: ShardRunner) -> int:
         try:
             note: dict[str, Any] = json.loads((folder / "region.json").read_text())
-            name = str(note["file"])
+            name, timeline = str(note["file"]), int(note["timeline"])
             content = (folder / name).read_bytes() if Path(name).name == name else b""
             if zlib.crc32(content) != note["checksum"]:
                 raise CheckpointError(f"{folder}: damaged: its checksum is another")
@@ -111,6 +121,7 @@ class RegionStates:
             install_state(runner.shard, saved, totals=True)
             runner.residents.install(saved.residents())
         runner.taken_up()
+        return timeline
 
     def _states(self) -> list[Path]:
         """The states that there are, the oldest first."""

@@ -11,6 +11,7 @@ from neuraxis.engine.placement import Placement, Slice
 from neuraxis.errors import InvalidArgument
 from neuraxis.execution.checkpoint import describe_network
 from neuraxis.execution.resident import Resident
+from neuraxis.mesh.keys import check_mesh
 from neuraxis.network import Network
 from neuraxis.network.arguments import positive, whole
 
@@ -121,6 +122,7 @@ class RegionSetup:
             raise InvalidArgument(f"region {self.name!r}: there are {', '.join(self.units.names)}")
         if self.clock not in ("lockstep", "realtime"):
             raise InvalidArgument(f"clock={self.clock!r}: lockstep or realtime is expected")
+        check_mesh(self.mesh)
         for name in ("patience_s", "reconnect_s", "start_wait_s"):
             positive(getattr(self, name), name)
         whole(self.checkpoint_every, "checkpoint_every", 1)

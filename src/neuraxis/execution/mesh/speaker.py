@@ -25,11 +25,9 @@ __all__ = ["Speaker"]
 
 
 class Speaker:
-    """Publishes for one region. `window`: the shortest delay of anybody who hears it; `heard`: whether anybody does."""
+    """Publishes for one region. `window`: the shortest delay of anybody who hears it."""
 
-    def __init__(
-        self, setup: RegionSetup, digest: int, shard: Shard, boxes: Outboxes, window: int, heard: bool
-    ) -> None:
+    def __init__(self, setup: RegionSetup, digest: int, shard: Shard, boxes: Outboxes, window: int) -> None:
         self.node: Node | None = None
         self.window = window
         self.published = 0  # the last step that was said
@@ -37,7 +35,6 @@ class Speaker:
         self._digest = digest
         self._shard = shard
         self._boxes = boxes
-        self._heard = heard
         self._populations = len(setup.network.populations)
         self._journal = Journal(setup.journal_bytes)
         self._said_at = 0.0
@@ -58,8 +55,7 @@ class Speaker:
         self._journal.add_window(first, step, payload)
         if self.node is not None:
             self.node.step = step
-            if self._heard:
-                self.node.publish(SPIKES, payload, step=step)
+            self.node.publish(SPIKES, payload, step=step)
 
     def send(self, letter: Letter) -> None:
         """Data on their way to others: on a key of their own, where people can look at them."""

@@ -51,11 +51,19 @@ class RegionTeam:
 
     Args:
         setups: what each region's node runs, by its name.
+        topology: how this process reaches the mesh; by default as the first of the nodes does.
         remote: the regions that are started elsewhere (`neuraxis node`), and waited for.
         driver: the name of this process's own node.
     """
 
-    def __init__(self, setups: dict[str, RegionSetup], *, remote: Collection[str] = (), driver: str = "driver") -> None:
+    def __init__(
+        self,
+        setups: dict[str, RegionSetup],
+        *,
+        topology: Topology | None = None,
+        remote: Collection[str] = (),
+        driver: str = "driver",
+    ) -> None:
         first = next(iter(setups.values()))
         self.names = tuple(setups)
         self.patience_s = first.patience_s
@@ -71,7 +79,8 @@ class RegionTeam:
         self._pool = ThreadPoolExecutor(len(setups) + 2, thread_name_prefix="neuraxis asks")
         self._closed = False
         try:
-            self.node = Node(driver, "driver", first.mesh, topology=Topology.from_data(first.topology))
+            way = topology or Topology.from_data(first.topology)
+            self.node = Node(driver, "driver", first.mesh, topology=way)
         except BaseException:
             self._pool.shutdown(wait=False)
             raise
@@ -124,6 +133,11 @@ class RegionTeam:
                 raise MeshError(
                     f"region {name!r}: its node is at step {where['step']:,} of an earlier run: start it again"
                 )
+
+    def epochs_ns(self) -> list[int]:
+        """When step 0 was, by the nodes that follow the wall clock already."""
+        said = [self.node.request(name, WHERE, timeout=_WHERE_S)["epoch_ns"] for name in self.names]
+        return [int(one) for one in said if one]
 
     def kill(self, name: str) -> None:
         """Kill a node that was started here, as if it had crashed."""
@@ -220,7 +234,7 @@ class RegionTeam:
             if here:
                 self._signs[name] = now
             return here
-        if not here and self.node.topology.mode != "client":
+        if not here and self.node.topology.mode_in_use != "client":
             return False
         patience_s = 2 * self.patience_s if here else self.patience_s
         return now - self._signs[name] < patience_s or now < self._holds.get(name, 0.0)
@@ -247,6 +261,8 @@ class RegionTeam:
         where = self.node.request(name, WHERE, timeout=_WHERE_S)
         step = int(where["step"])
         told = list(self._actions)
+        if len(told) == _KEPT_ACTIONS and told[0][0] > step:
+            _log.warning("region %s: what it was told before step %d is not known any more", name, told[0][0])
         if not where["resumed"]:
             settings = {_what(one): one for one in told if one[0] < step and one[1] in _SETTINGS}
             for _, command, arguments in settings.values():
@@ -305,4 +321,4 @@ class RegionTeam:
 def _what(action: tuple[int, str, tuple[Any, ...]]) -> tuple[Any, ...]:
     """What an action sets: of those that set the same, the last one counts."""
     _, command, arguments = action
-    return (command, *(one for one in arguments[:2] if isinstance(one, int | str)))
+    return (command, *arguments[: {"write_state": 2, "set_level": 1}.get(command, 0)])

@@ -21,6 +21,7 @@ __all__ = ["AWAITED", "LIVE", "MISSING", "Silence", "Upstream"]
 AWAITED, LIVE, MISSING = "awaited", "live", "missing"
 _ASK_AGAIN_S = 0.25
 _MOST_AHEAD = 1000
+_LONGEST_HOLD_S = 600.0
 _ON_ITS_WAY_S = 0.1  # windows and words on how a region is come by two ways
 
 
@@ -48,7 +49,8 @@ class Upstream:
     last_window: float = 0.0
     hold_until: float = 0.0
     left: bool = False
-    waits: bool = False  # it waits for another one itself
+    left_at: float = 0.0
+    hold_step: int = 0  # a hold is not over while no later step was heard
     asked_at: float = 0.0
     early: deque[Window] = field(default_factory=deque)  # heard, and not yet put where they are needed
     ahead: dict[int, Window] = field(default_factory=dict)  # came while something before them is missing
@@ -64,26 +66,29 @@ class Upstream:
         """It is alive; False if this is from an earlier life of it."""
         if incarnation < self.incarnation:
             return False
-        if incarnation > self.incarnation:
-            self.incarnation = incarnation
-            self.left = False
-            self.said_step = 0
-            self.ahead.clear()
-        if self.left:
-            return False
+        self.live_as(incarnation)
         self.last_sign = now
-        self.hold_until = 0.0  # whatever it was that took so long is over
+        if step > self.hold_step:
+            self.hold_until = 0.0  # whatever it was that took so long is over
         self.said_step = max(self.said_step, step)
         return True
+
+    def live_as(self, incarnation: int) -> None:
+        """It speaks as this life of it, which may be a new one."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.left = False
+            self.said_step = self.hold_step = 0
+            self.hold_until = 0.0
+            self.ahead.clear()
 
     def status(self, status: RegionStatus, incarnation: int, now: float) -> bool:
         if not self.sign(incarnation, now, status.step):
             return False
-        self.waits = bool(status.waiting_for)
-        if status.hold_s:
-            self.hold_until = now + min(status.hold_s, 600.0)
+        self.hold_until = now + min(status.hold_s, _LONGEST_HOLD_S) if status.hold_s > 0 else 0.0
+        self.hold_step = status.step
         if status.leaving:
-            self.left = True
+            self.left, self.left_at = True, now
         return True
 
     def take(self, window: Window, now: float) -> bool:
@@ -107,7 +112,7 @@ class Upstream:
         """Everything up to `step` is known or will never be: it came, began again, or is silence."""
         self.early.clear()
         self.ahead.clear()
-        self.heard = step
+        self.heard = self.said_step = step
 
     # --- what to do -------------------------------------------------------------------------------------------
 
@@ -117,7 +122,7 @@ class Upstream:
 
     def is_gone(self, now: float, listening_since: float = 0.0) -> str:
         """Why it counts as missing; "" while it does not. Who was not listened to cannot have been heard."""
-        if self.left:
+        if self.left and (self.heard >= self.said_step or now - self.left_at > _ON_ITS_WAY_S):
             return "left"
         if now < self.hold_until or now - max(self.last_sign, listening_since) <= self.patience_s:
             return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 
 from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.packing import clear_steps, is_sound, unpack_steps
+from neuraxis.engine.placement import Slice
 from neuraxis.engine.shard import Shard
 from neuraxis.execution.mesh.setup import RegionSetup
 from neuraxis.execution.mesh.upstream import LIVE, MISSING, Silence, Upstream
 from neuraxis.execution.mesh.wire import Window, unpack_window
+from neuraxis.network import Network
+from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["Upstreams"]
 
@@ -53,7 +57,7 @@ class Upstreams:
             else:
                 self._set_done(name, _FOR_EVER)  # not heard: never waited for
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Upstream]:
         return iter(self.by_name.values())
 
     def check(self, name: str, payload: object) -> Window:
@@ -93,8 +97,14 @@ class Upstreams:
     def _place(self, one: Upstream) -> None:
         needed, room = self._needed(one), self._boxes.slots - 1
         placed = None
-        while one.early and one.early[0].last < needed + room:
+        while one.early and (one.early[0].last < needed + room or not len(one.early[0].ids)):
             window = one.early.popleft()
+            if window.last >= needed + room:  # a long silence: as much of it as there is room for
+                if window.first >= needed + room:
+                    one.early.appendleft(window)
+                    break
+                one.early.appendleft(window._replace(first=needed + room))
+                window = window._replace(last=needed + room - 1)
             if window.first < needed and one.silences:
                 one.late += min(window.last, needed - 1) - window.first + 1
             if window.last >= needed:
@@ -129,6 +139,8 @@ class Upstreams:
         """What a region says again of what was missed; whether there is more of it. ValueError if it makes no sense."""
         windows = [self.check(one.name, payload) for payload in answer["windows"]]
         oldest, began, more = answer["oldest"], int(answer["began"]), bool(answer["more"])
+        if isinstance(oldest, int) and oldest > LARGEST_STEP:
+            raise ValueError(f"{one.name} begins at step {oldest}")
         if isinstance(oldest, int) and oldest > one.heard + 1:
             self._leave_out(one, oldest - 1, began)
         before = one.heard
@@ -152,9 +164,7 @@ class Upstreams:
             if first > one.heard + 1:
                 one.begin_at(first - 1)
             nothing = np.zeros(0, np.uint16), np.zeros(0, np.int32)
-            piece = max(1, self._boxes.slots // 2)
-            for begin in range(first, last + 1, piece):
-                one.take(Window(begin, min(last, begin + piece - 1), *nothing, 0, self._digest), time.monotonic())
+            one.take(Window(first, last, *nothing, 0, self._digest), time.monotonic())
         one.ahead = ahead
 
     # --- by the wall clock --------------------------------------------------------------------------------------
@@ -202,7 +212,7 @@ class Upstreams:
         ctypes.c_int64.from_address(int(self._boxes.done[self._index[name]])).value = step
 
 
-def _ranges(network: Any, slices: Any) -> NDArray[np.int64]:
+def _ranges(network: Network, slices: Sequence[Slice]) -> NDArray[np.int64]:
     """The neurons of some slices, as rows (first, last + 1)."""
     first = [network.populations[part.population].first_id for part in slices]
     rows = [[at + part.first, at + part.last] for at, part in zip(first, slices, strict=True)]
