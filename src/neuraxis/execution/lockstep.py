@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +15,10 @@ from neuraxis.engine.packing import warm_up_packing
 from neuraxis.engine.placement import Placement, check_placement, place
 from neuraxis.engine.warm import warm_up
 from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
+from neuraxis.execution.answers import lowered_answer, raised_answer
 from neuraxis.execution.checkpoint import describe_network
 from neuraxis.execution.exchange import Exchange, RankMail, on_all_ranks
-from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus
+from neuraxis.execution.executor import BuildReport, Recorded
 from neuraxis.execution.resident import Resident, listeners, shard_of
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.together import ShardsTogether, merge_reports
@@ -137,11 +137,11 @@ class LockstepExecutor(ShardsTogether):
         made: list[Any] = [None]
         if self.leads:
             try:
-                made = [_lowered(make())]
+                made = [lowered_answer(make())]
             except (CheckpointError, InvalidArgument) as error:
-                made = [_lowered(error)]
+                made = [lowered_answer(error)]
         self._communicator.broadcast_object_list(made, group_src=0)
-        value = _raised(made[0])
+        value = raised_answer(made[0])
         if isinstance(value, CheckpointError | InvalidArgument):
             raise on_all_ranks(value)
         return value  # type: ignore[no-any-return]
@@ -159,8 +159,8 @@ class LockstepExecutor(ShardsTogether):
 
     def _gather(self, answer: Any) -> list[Any]:
         answers: list[Any] = [None] * self.workers
-        self._communicator.all_gather_object(answers, _lowered(answer))
-        return [_raised(one) for one in answers]
+        self._communicator.all_gather_object(answers, lowered_answer(answer))
+        return [raised_answer(one) for one in answers]
 
 
 def _heard_abroad(residents: Sequence[Resident], placement: Placement) -> set[int]:
@@ -180,30 +180,3 @@ def _write(path: Path, content: np.ndarray) -> str:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error}") from error
     return path.name
-
-
-# Answers travel as plain data (nothing is pickled); these are what they are made of.
-_KINDS = {kind.__name__: kind for kind in (BuildReport, Counters, Recorded, Samples, WorkerStatus)}
-
-_ERRORS = {kind.__name__: kind for kind in (CheckpointError, InvalidArgument)}
-
-
-def _lowered(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__, **{f.name: _lowered(getattr(value, f.name)) for f in fields(value)}}
-    if isinstance(value, list):
-        return [_lowered(one) for one in value]
-    if isinstance(value, CheckpointError | InvalidArgument):
-        kind = CheckpointError if isinstance(value, CheckpointError) else InvalidArgument
-        return {"kind": kind.__name__, "text": str(value)}
-    return value
-
-
-def _raised(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_raised(one) for one in value]
-    if isinstance(value, dict) and value.get("kind") in _ERRORS:
-        return _ERRORS[value["kind"]](value["text"])
-    if isinstance(value, dict) and value.get("kind") in _KINDS:
-        return _KINDS[value["kind"]](**{name: _raised(one) for name, one in value.items() if name != "kind"})
-    return value

@@ -19,7 +19,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh.certificates import ROUTER
-from neuraxis.mesh.keys import ROOT, check_expression, check_name, presence_key, serve_key, status_key
+from neuraxis.mesh.keys import ROOT, check_expression, check_mesh, presence_key, serve_key, status_key
 
 __all__ = ["Grant", "access_control", "write_access"]
 
@@ -54,7 +54,7 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
 
     All who have a grant see who is present, and may ask every node for its status.
     """
-    check_name(mesh, "mesh")
+    check_mesh(mesh)
     names = [grant.role for grant in grants]
     for name in names:
         if not name or name == ROUTER or names.count(name) > 1:

@@ -65,7 +65,7 @@ class Journal:
         """What was said from a step on, as much as one answer holds.
 
         "oldest" and "last" are the steps between which all is kept, "began" the one before anything was said,
-        "letters_to" the step up to which data are all here (None: to the last), "more" whether there is more to ask for.
+        "letters_to" the step up to which data are all here (None: to the last), "more" whether there is more to ask.
         """
         with self._lock:
             windows = [(end, payload) for _, end, payload in self._windows if end >= step]
