@@ -115,7 +115,7 @@ class Hearing:
         self._node = node
         self._streams: dict[tuple[str, str, int], list[int]] = {}
         for topic in TOPICS:
-            node.subscribe(f"*/{topic}", self._hear, capacity=10_000)
+            node.subscribe(f"*/{topic}", self._hear)
 
     def _hear(self, message: Message) -> None:
         stream = self._streams.get((message.node, message.topic, message.incarnation))

@@ -28,6 +28,8 @@ COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
 MARK = "NEURAXIS_TEST_MARK"
 LIMIT_S = 280
 
+pytestmark = pytest.mark.timeout(300)  # half a minute on a machine that does nothing else
+
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     mark = uuid.uuid4().hex

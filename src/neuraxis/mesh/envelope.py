@@ -5,10 +5,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = ["NO_STEP", "Envelope", "open_envelope", "seal_envelope"]
+__all__ = ["NO_STEP", "Envelope", "numbers_of", "open_envelope", "seal_envelope", "sender_of"]
 
 NO_STEP = -1
 _HEAD = struct.Struct("<BQQq")
+_NUMBERS = struct.Struct("<Qq")
+_LIFE = 9  # bytes, after which the numbers come
 _VERSION = 1
 
 
@@ -25,6 +27,16 @@ class Envelope:
 def seal_envelope(node: bytes, incarnation: int, sequence: int, step: int) -> bytes:
     """The attachment of a message."""
     return _HEAD.pack(_VERSION, incarnation, sequence, step) + node
+
+
+def sender_of(attachment: bytes) -> tuple[bytes, bytes]:
+    """What is the same in all attachments of one life of a node."""
+    return attachment[:_LIFE], attachment[_HEAD.size :]
+
+
+def numbers_of(attachment: bytes) -> tuple[int, int]:
+    """The sequence number and the step in an attachment that could be opened."""
+    return _NUMBERS.unpack_from(attachment, _LIFE)
 
 
 def open_envelope(attachment: bytes) -> Envelope | None:

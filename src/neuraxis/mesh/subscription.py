@@ -8,14 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from neuraxis.errors import ForkedProcess, MeshClosed
 from neuraxis.mesh.codecs import Undecodable, decode
 from neuraxis.mesh.counts import Counts, Ledger
-from neuraxis.mesh.envelope import NO_STEP, open_envelope
+from neuraxis.mesh.envelope import NO_STEP, numbers_of, open_envelope, sender_of
 from neuraxis.mesh.topology import LARGEST_MESSAGE
 
 __all__ = ["Message", "Subscription"]
@@ -25,8 +27,7 @@ _END_S = 2.0
 _MOST_STREAMS = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A value and where it came from.
 
     Attributes:
@@ -50,6 +51,18 @@ class Message:
     @property
     def topic(self) -> str:
         return self.key.removeprefix(f"{self.node}/") if self.node else self.key
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of the messages of one life of a node on a key; `next` is the number expected, -1 at first."""
+
+    key: str
+    node: str
+    incarnation: int
+    counts: Counts
+    is_own: bool = False
+    next: int = -1
 
 
 class Subscription:
@@ -86,6 +99,7 @@ class Subscription:
         self._largest = largest
         self._own = own
         self._ledger = Ledger(f"subscription {expression!r}")
+        self._streams: dict[tuple[str, bytes, bytes], _Stream] = {}
         self._messages: deque[Message] = deque()
         self._capacity = capacity
         self._dropped: dict[tuple[str, str, int], int] = {}  # from the channel, before the next of that node and key
@@ -113,7 +127,7 @@ class Subscription:
                 self._came.wait(left)
             message = self._messages.popleft()
             if dropped := self._dropped.pop(_stream(message), 0):
-                return replace(message, lost=message.lost + dropped)
+                return msgspec.structs.replace(message, lost=message.lost + dropped)
             return message
 
     def __iter__(self) -> Iterator[Message]:
@@ -193,36 +207,69 @@ class Subscription:
             self._came.notify_all()
 
     def _open(self, sample: Any) -> Message | None:
-        """A message from what came; None, and counted, where it is none."""
-        key = str(sample.key_expr).removeprefix(self._prefix)
-        payload = sample.payload
-        encoding = str(sample.encoding)
+        """A message from what came; None, and counted, where it is none.
+
+        This is the way of every message, so what is known of its sender is looked up and not worked out again.
+        """
         attachment = sample.attachment
-        envelope = None if attachment is None else open_envelope(bytes(attachment))
-        if envelope is not None and not key.startswith(f"{envelope.node}/"):
-            envelope = None  # where access is controlled, a key is proven, and what a sender says of itself never is
-        if envelope is not None and (envelope.node, envelope.incarnation) == self._own:
+        head = b"" if attachment is None else bytes(attachment)
+        name = str(sample.key_expr)
+        sender = (name, *sender_of(head))
+        stream = self._streams.get(sender)
+        if stream is None:
+            stream = self._meet(sender, name, head)
+        if stream.is_own:
             return None  # what Zenoh gives again to who comes later, it also gives to who said it
-        missing = 0 if envelope is None else self._ledger.follow(key, envelope)
-        if missing < 0:
-            return None
+        key, missing, sequence, step = stream.key, 0, -1, NO_STEP
+        if stream.node:
+            sequence, step = numbers_of(head)
+            if sequence != stream.next:
+                missing = self._find_gap(stream, sequence)
+                if missing < 0:
+                    return None
+            stream.next = sequence + 1
+        payload = sample.payload
         if len(payload) > self._largest:
             self._ledger.note(key, "oversized", why=f"{len(payload):,} bytes")
             return None
         if sample.kind != self._put:
             self._ledger.note(key, "malformed", why="it deletes the key")
             return None
+        encoding = str(sample.encoding)
         try:
             value = decode(bytes(payload), encoding, type=self._type, allow_pickle=self._allow_pickle)
         except Undecodable as error:
             self._ledger.note(key, "malformed", why=error)
             return None
-        self._ledger.note(key, "received")
+        stream.counts.received += 1
+        return Message(value, key, stream.node, stream.incarnation, sequence, step, encoding, missing)
+
+    def _meet(self, sender: tuple[str, bytes, bytes], name: str, head: bytes) -> _Stream:
+        """The first message of one life of a node on a key."""
+        key = name.removeprefix(self._prefix)
+        envelope = open_envelope(head) if head else None
+        if envelope is not None and not key.startswith(f"{envelope.node}/"):
+            envelope = None  # where access is controlled, a key is proven, and what a sender says of itself never is
+        counts = self._ledger.counts_of(key)
         if envelope is None:
-            return Message(value, key, encoding=encoding)
-        return Message(
-            value, key, envelope.node, envelope.incarnation, envelope.sequence, envelope.step, encoding, missing
-        )
+            stream = _Stream(key, "", -1, counts)
+        else:
+            is_own = (envelope.node, envelope.incarnation) == self._own
+            stream = _Stream(key, envelope.node, envelope.incarnation, counts, is_own)
+        if len(self._streams) >= _MOST_STREAMS:
+            del self._streams[next(iter(self._streams))]  # too many to follow: the one met first begins anew
+        self._streams[sender] = stream
+        return stream
+
+    def _find_gap(self, stream: _Stream, sequence: int) -> int:
+        """How many messages are missing before one that is not the next, and -1 if it came before."""
+        if stream.next < 0:
+            return 0
+        if sequence < stream.next:
+            self._ledger.note(stream.key, "repeated")
+            return -1
+        self._ledger.note(stream.key, "lost", sequence - stream.next)
+        return sequence - stream.next
 
     def _keep(self, message: Message) -> None:
         with self._came:

@@ -159,8 +159,8 @@ def _load(results: Results) -> tuple[str, list[str], Rows, str]:
         for one in results.load
     ]
     meaning = (
-        "Each node is a process; it hears one other (next), or all others. By our nodes, and by raw Zenoh. Sent late: by "
-        "how much senders missed their time (p99), which is the machine's lack of cores."
+        "Each node is a process; it hears one other (next), or all others. By our nodes, and by raw Zenoh. Sent late: "
+        "by how much senders missed their time (p99), which is the machine's lack of cores."
     )
     return "Nodes under load", headings, rows, meaning
 

@@ -30,7 +30,7 @@ def names(answer: dict[str, Any]) -> list[str]:
 def test_one_that_has_said_nothing() -> None:
     journal = Journal()
     assert journal.oldest() is None
-    nothing = {"windows": [], "letters": [], "oldest": None, "began": 0, "letters_to": None, "more": False}
+    nothing = {"windows": [], "letters": [], "oldest": None, "last": 0, "began": 0, "letters_to": None, "more": False}
     assert journal.since(1) == nothing
 
 
@@ -146,7 +146,7 @@ def test_one_that_begins_again_has_nothing_of_before() -> None:
     journal = filled(10_000, (1, 4), (5, 8))
     journal.add_letter(6, "old", 10)
     journal.begin_again(20)
-    nothing = {"windows": [], "letters": [], "oldest": None, "began": 20, "letters_to": None, "more": False}
+    nothing = {"windows": [], "letters": [], "oldest": None, "last": 20, "began": 20, "letters_to": None, "more": False}
     assert journal.since(1) == nothing
     journal.add_window(21, 22, name_of(21, 22))
     answer = journal.since(3)

@@ -45,7 +45,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, np.n
     states, runner, seen = states_in(folder), runner_of(driven(n=20)), {}
     for step in (100, 250, 400):
         runner.advance(step)
-        states.save(runner)
+        states.save(runner, timeline=3)
         seen[step] = runner.read_state(0, "v_mv")
     return folder, seen
 
@@ -57,8 +57,9 @@ def copy_of(folder: Path, tmp_path: Path) -> Path:
 
 def resumed(folder: Path, digest: int = DIGEST) -> tuple[int, np.ndarray]:
     runner = runner_of(driven(n=20))
-    step = states_in(folder, digest=digest).resume(runner)
+    step, timeline = states_in(folder, digest=digest).resume(runner)
     assert runner.shard.step == step
+    assert timeline == (3 if step else 0)
     values = runner.read_state(0, "v_mv")
     assert values is not None
     return step, values
@@ -74,7 +75,7 @@ def test_the_last_two_are_kept_and_the_last_is_taken(kept: tuple[Path, dict[int,
 
 def test_one_that_goes_on_from_it_gives_what_one_gives_that_never_stopped(kept: tuple[Path, dict]) -> None:
     runner, other = runner_of(driven(n=20)), runner_of(driven(n=20))
-    assert states_in(kept[0]).resume(runner) == 400
+    assert states_in(kept[0]).resume(runner) == (400, 3)
     runner.shard.publish()
     recorded = runner.advance(900)
     other.advance(400)
@@ -147,6 +148,23 @@ def test_when_one_is_due(tmp_path: Path) -> None:
     network = driven(n=20)
     never = RegionStates(RegionSetup("cells", one_each(network), network, (), "m", {}), DIGEST)
     assert not never.is_due(10**6, always=True)
+
+
+def test_where_one_could_not_be_saved_it_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    states = states_in(tmp_path, every=100)
+    states.put_off(130)
+    assert not states.is_due(131)
+    assert states.is_due(140)
+    assert states.is_due(131, always=True)
+
+
+def test_states_of_an_earlier_run_go_when_there_is_one_of_this(kept: tuple, tmp_path: Path) -> None:
+    """Otherwise one of them, of a later step, would be taken for the last one of this run."""
+    folder, runner = copy_of(kept[0], tmp_path), runner_of(driven(n=20))
+    states = states_in(folder)
+    runner.advance(120)
+    states.save(runner)
+    assert names(folder) == {"step-120"}
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:

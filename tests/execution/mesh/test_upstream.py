@@ -71,14 +71,23 @@ def test_a_new_life_begins_from_nothing_said() -> None:
     assert (one.said_step, one.left) == (7, False)
 
 
-def test_one_that_left_is_gone_at_once_and_its_last_windows_are_no_sign() -> None:
+def test_one_that_left_is_gone_as_soon_as_all_that_it_said_was_heard() -> None:
     one = hearing()
-    assert one.status(word(9, leaving=True), LIFE, 0.1)
-    assert one.is_gone(0.1) == "left"
-    assert not one.sign(LIFE, 0.2, 9)
-    assert one.is_gone(0.2) == "left"
-    assert one.sign(NEXT_LIFE, 0.3, 0)
-    assert one.is_gone(0.3) == ""
+    assert one.status(word(9, leaving=True), LIFE, 0.5)
+    assert one.is_gone(0.5) == ""  # its last windows may be on their way
+    assert one.sign(LIFE, 0.51, 9)
+    one.take(window(1, 9), 0.51)
+    assert one.is_gone(0.51) == "left"
+    assert one.sign(NEXT_LIFE, 0.6, 0)
+    assert one.is_gone(0.6) == ""
+
+
+def test_one_that_left_is_not_waited_for_however_much_of_it_was_not_heard() -> None:
+    one = hearing()
+    assert one.status(word(9, leaving=True), LIFE, 0.5)
+    assert one.is_gone(0.7) == "left"
+    one.sign(LIFE, 0.75, 9)
+    assert one.is_gone(0.75) == "left"
 
 
 def test_who_asked_for_time_gets_it_until_its_next_word() -> None:
@@ -119,14 +128,6 @@ def test_time_that_makes_no_sense_is_none(hold_s: float) -> None:
     one.status(word(9, hold_s=hold_s), LIFE, 0.0)
     assert one.is_gone(0.5) == ""
     assert one.is_gone(1.5) == "said nothing"
-
-
-def test_it_tells_whether_it_waits_itself() -> None:
-    one = hearing()
-    one.status(word(1, waiting_for=["thalamus"]), LIFE, 0.0)
-    assert one.waits
-    one.status(word(2), LIFE, 0.0)
-    assert not one.waits
 
 
 # --- windows ---

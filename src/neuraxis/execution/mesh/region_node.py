@@ -671,9 +671,9 @@ class RegionNode:
 
     def _do(self, name: str, arguments: list[Any]) -> Any:
         if name == "advance":
-            recorded = self._advance(int(arguments[0]))
+            # Before: who asks has the answer to the last one, so no state is newer than what was recorded and told.
             self._save_if_due()
-            return recorded
+            return self._advance(int(arguments[0]))
         if name == "start":
             return self._start(*arguments)
         if name == "story":

@@ -23,7 +23,8 @@ RECONNECT_S = 30.0
 
 def digest_of(network: Network, residents: Sequence[Resident]) -> int:
     """A number that tells one brain from another: its network, and what lives beside it."""
-    digest = hashlib.sha256(str(describe_network(network)["digest"]).encode())
+    network_digest = describe_network(network)["digest"]
+    digest = hashlib.sha256(repr((network_digest, network.seed, network.dt_ms)).encode())
     for one in residents:
         beside = (one.name, one.create, one.population, one.mark, sorted(one.config.items(), key=str), one.hears)
         digest.update(repr((*beside, one.batch_steps, one.tick_steps, one.admits)).encode())
