@@ -295,9 +295,13 @@ def test_an_envelope_comes_back() -> None:
 
 def test_a_ledger_stays_small_whatever_strangers_invent(caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger("subscription")
+    assert ledger.follow("known", Envelope("me", 1, 0, -1)) == 0
     for number in range(10_000):
+        ledger.follow(f"key-{number}", Envelope("node", number, number, -1))
         ledger.note(f"key-{number}", "malformed")
+        assert ledger.follow("known", Envelope("me", 1, number + 1, -1)) == 0
     assert len(ledger.by_key) <= 1001
+    assert len(ledger._next) <= 4000
     assert ledger.total().malformed == 10_000
     caplog.clear()
     for _ in range(10_000):

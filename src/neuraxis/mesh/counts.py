@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from neuraxis.mesh.envelope import Envelope
+
 __all__ = ["Counts", "Ledger"]
 
 _log = logging.getLogger("neuraxis.mesh")
@@ -44,6 +46,7 @@ class Ledger:
 
     where: str
     by_key: dict[str, Counts] = field(default_factory=dict)
+    _next: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, key: str, what: str, amount: int = 1, why: object = "") -> None:
@@ -54,6 +57,21 @@ class Ledger:
             setattr(counts, what, before + amount)
         if what != "received" and (before == 0 or (before + amount).bit_length() > before.bit_length()):
             _log.warning("%s: %s: %d %s so far%s", self.where, key, before + amount, what, f": {why}" if why else "")
+
+    def follow(self, key: str, envelope: Envelope) -> int:
+        """Look at a message's number: how many before it are missing (0 mostly), -1 if it came before."""
+        stream = (key, envelope.node, envelope.incarnation)
+        expected = self._next.get(stream)
+        if expected is not None and envelope.sequence < expected:
+            self.note(key, "repeated")
+            return -1
+        if expected is None and len(self._next) >= 4 * _MOST_KEYS:
+            del self._next[next(iter(self._next))]  # too many streams to follow: the one met first begins anew
+        self._next[stream] = envelope.sequence + 1
+        missing = 0 if expected is None else envelope.sequence - expected
+        if missing:
+            self.note(key, "lost", missing)
+        return missing
 
     def counts_of(self, key: str) -> Counts:
         """The counts of a key, for the one thread that counts what is received."""
