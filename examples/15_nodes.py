@@ -28,11 +28,10 @@ def camera() -> None:
 
 def counter() -> None:
     """Hears every camera there is or will be, and says now and then how many frames it has seen."""
-    with Node("counter", mesh=MESH) as node:
-        with node.subscribe("camera/*/frames") as frames:
-            for seen, message in enumerate(frames, 1):
-                if seen % 20 == 0:
-                    node.publish("seen", {"frames": seen, "lost": frames.counts().lost, "last": message.key}, "state")
+    with Node("counter", mesh=MESH) as node, node.subscribe("camera/*/frames") as frames:
+        for seen, message in enumerate(frames, 1):
+            if seen % 20 == 0:
+                node.publish("seen", {"frames": seen, "lost": frames.counts().lost, "last": message.key}, "state")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A brain whose regions are nodes of the mesh: the same spikes as in one process, and one region's death harms no other."""
+"""A brain whose regions are nodes of the mesh: the same spikes as in one process; one dies, and the others go on."""
 
 import os
 import time

@@ -12,7 +12,7 @@ __all__ = ["Reporter"]
 
 
 class Reporter:
-    """Tells on its node's topic "seen" which arrays it was given: the source, and the sum. It spikes for all it hears."""
+    """Tells on its node's topic "seen" which arrays it was given: source and sum. It spikes for all it hears."""
 
     stateless = True
     node: Any = None
