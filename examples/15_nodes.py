@@ -1,4 +1,4 @@
-"""Nodes that come and go: three processes that find each other, publish, subscribe, ask and answer; one of them dies."""
+"""Nodes that come and go: three processes find each other, publish, subscribe, ask and answer; one of them dies."""
 
 import os
 import signal
