@@ -23,6 +23,7 @@ __all__ = [
     "LineTimeout",
     "MeshClosed",
     "MeshError",
+    "NameTaken",
     "NeuraxisError",
     "NobodyAnswered",
     "NobodyServes",
@@ -322,6 +323,10 @@ class MeshError(NeuraxisError, ConnectionError):
 
 class MeshClosed(MeshError):
     """A node was used after it was closed."""
+
+
+class NameTaken(MeshError):
+    """A node of that name is on the mesh already."""
 
 
 class NodeGone(MeshError):

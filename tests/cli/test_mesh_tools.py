@@ -97,9 +97,18 @@ def told_json(capsys, command, *words, status=0):
     return [json.loads(line) for line in told(capsys, command, *words, "--json", status=status).splitlines()]
 
 
+class Started(subprocess.Popen):
+    """A command that does not outlive its test: one that did not end as it should is not waited for."""
+
+    def __exit__(self, *error):
+        if self.poll() is None:
+            self.kill()
+        super().__exit__(*error)
+
+
 def start(command, *words, mesh=MESH, **options):
     words = [sys.executable, "-m", "neuraxis", command, *map(str, words), "--mesh-name", mesh]
-    return subprocess.Popen(
+    return Started(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
 

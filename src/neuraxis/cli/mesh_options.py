@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from neuraxis.errors import InvalidArgument, NeuraxisError
+from neuraxis.errors import InvalidArgument, NameTaken, NeuraxisError
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node, Topology
@@ -240,7 +240,11 @@ def _node(
 
     def make() -> None:
         try:
-            made.append(Node(name, mesh=options.mesh_name, topology=topology, visible=visible))
+            try:
+                made.append(Node(name, mesh=options.mesh_name, topology=topology, visible=visible))
+            except NameTaken:
+                # Somebody else came with it at the same moment; what is to be said can be said without being seen.
+                made.append(Node(name, mesh=options.mesh_name, topology=topology, visible=False))
         except BaseException as error:
             made.append(error)
 

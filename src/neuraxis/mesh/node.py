@@ -26,6 +26,7 @@ from neuraxis.errors import (
     InvalidArgument,
     MeshClosed,
     MeshError,
+    NameTaken,
     NobodyServes,
     NodeGone,
     RequestTimeout,
@@ -554,7 +555,7 @@ class Node:
             if time.monotonic() > deadline:
                 other = self._presence.get(self.name)
                 who = "" if other is None else f" (process {other.pid} on {other.host})"
-                raise MeshError(f"a node called {self.name!r} is on the mesh {self.mesh!r} already{who}")
+                raise NameTaken(f"a node called {self.name!r} is on the mesh {self.mesh!r} already{who}")
             time.sleep(0.1)
 
 
