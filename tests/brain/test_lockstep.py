@@ -39,7 +39,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return Alone(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.fixture(scope="module", params=[("shm", 2), ("gloo", 3), ("shm", 3), ("gloo", 2)], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[("shm", 3), ("gloo", 2), *(pytest.param(one, marks=pytest.mark.slow) for one in (("shm", 2), ("gloo", 3)))],
+    ids=str,
+)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """The folder that the ranks of a world saved to, and what each of them saw."""
     backend, size = request.param

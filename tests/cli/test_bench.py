@@ -104,6 +104,7 @@ def test_tables_of_a_run(run: tuple[dict[str, Any], bytes]) -> None:
     assert "### barrier\n\n|" in as_markdown(results)
 
 
+@pytest.mark.slow
 def test_every_pattern_of_every_contender_is_right() -> None:
     """Each contender checks its first results itself; with three ranks a misrouted part shows."""
     done = bench("-n", "3", "--sizes", "24", "--repeats", "1", "--quick", "--json")

@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
 MARK = "NEURAXIS_TEST_MARK"
 LIMIT_S = 280
 
-pytestmark = pytest.mark.timeout(300)  # half a minute on a machine that does nothing else
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # half a minute on a machine that does nothing else
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:

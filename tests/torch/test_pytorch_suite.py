@@ -12,6 +12,7 @@ from tests.torch.pytorch_suite import NEEDS_FOUR_RANKS, NOT_FOR_SHM, of_all_rank
 ENVIRONMENT = {"BACKEND": "gloo", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_three_ranks(tmp_path: Path) -> None:
     _assert_none_failed(3, {*NOT_FOR_SHM, *NEEDS_FOUR_RANKS}, tmp_path)

@@ -48,9 +48,9 @@ __all__ = [
 PAIRS = [
     ("mixed models", 3),
     ("reward and fatigue", 0),
-    ("rhythms and maps", 0),
-    ("every neuron learns", 0),
     ("regions far apart", 0),
+    pytest.param(("rhythms and maps", 0), marks=pytest.mark.slow),
+    pytest.param(("every neuron learns", 0), marks=pytest.mark.slow),
     pytest.param(("mixed models", 0), marks=pytest.mark.slow),
     pytest.param(("tiny populations", 0), marks=pytest.mark.slow),
     pytest.param(("inputs alone", 2), marks=pytest.mark.slow),

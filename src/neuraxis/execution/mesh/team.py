@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +42,7 @@ _COMMAND_S = 600.0
 _WHERE_S = 10.0
 _ENDS_S = 2.0
 _KEPT_ACTIONS = 20_000
+_MOST_REFUSALS = 10
 _SETTINGS = frozenset({"write_state", "silence", "freeze", "set_level"})
 _ERRORS = {"CheckpointError": CheckpointError, "InvalidArgument": InvalidArgument}
 
@@ -180,13 +181,14 @@ class RegionTeam:
         """
         pending: dict[str, Future[Any]] = {}
         answers: dict[str, Any] = {}
+        refused: Counter[str] = Counter()  # how often one that is here could not be asked
         numbers: dict[str, int] = {}  # a question that is asked again after a cut has its number, and is done once
         wanted = {name for name in self.names if self.is_live(name)}
         for name in self._lives.keys() - wanted:
             self._note_loss(name, "it has left")
         while True:
             if late_too:
-                wanted |= {name for name in self.names if self.is_live(name)}
+                wanted |= {name for name in self.names if self.is_live(name) and refused[name] < _MOST_REFUSALS}
             for name in wanted - pending.keys() - answers.keys():
                 number = numbers.setdefault(name, self.node.next_question())
                 pending[name] = self._pool.submit(self._ask_one, name, command, arguments, number)
@@ -201,7 +203,10 @@ class RegionTeam:
                     self._note_loss(name, str(error), _ENDS_S)
                 except MeshError as error:
                     del pending[name]
-                    if isinstance(error, RequestFailed) or not self.is_live(name):
+                    failed = isinstance(error, RequestFailed)
+                    if self.node.connected and self.node.peer(name) is not None:
+                        refused[name] += _MOST_REFUSALS if failed else 1
+                    if failed or refused[name] >= _MOST_REFUSALS or not self.is_live(name):
                         self._note_loss(name, str(error))
                         wanted.discard(name)
                 except TimeoutError:
