@@ -35,8 +35,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Long ones whose ground is covered by shorter ones: they run with --slow.
+_LONG = (
+    "test_node.py::test_the_demo_over_the_mesh_gives_what_one_process_gives",
+    "test_node.py::test_states_of_another_brain_are_refused",
+    "test_hosts.py::test_who_waits_less_goes_on_with_recorded_silence",
+    "test_join_and_return.py::test_the_others_begin_without_one_that_does_not_come_and_it_is_heard_when_it_does",
+    "test_join_and_return.py::test_what_nobody_has_any_more_when_one_comes_back_is_recorded",
+    "test_join_and_return.py::test_one_without_a_state_yet_comes_back_as_new",
+    "test_realtime.py::test_they_end_at_their_time_and_what_came_late_is_counted",
+    "test_faults.py::test_two_killed_at_once_and_the_last_one_goes_on",
+    "test_lockstep.py::test_every_rank_gets_what_one_process_gets[gloo",
+    "test_side_by_side.py::test_two_worlds_in_one_job[neuraxis",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if any(name in item.nodeid for name in _LONG):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if item.get_closest_marker("gpu") and not _cuda_device():
@@ -63,8 +80,8 @@ def nurseries() -> Iterator[None]:
     close_nurseries()
 
 
-# What three and five ranks of gloo and MPI show, one and two of them show as well; with --slow they do so, too.
-_LEFT_TO_SLOW = {(backend, size) for backend in ("gloo", "mpi") for size in (1, 2)}
+# What three ranks of gloo and MPI show, others show as well; with --slow they do so, too. (shm has all sizes.)
+_LEFT_TO_SLOW = {(backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5)}
 _CREWS = [pytest.param(crew, marks=[pytest.mark.slow] * (crew in _LEFT_TO_SLOW)) for crew in CREWS]
 
 

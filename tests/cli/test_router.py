@@ -195,7 +195,8 @@ def unit_lines() -> list[list[str]]:
     folder = ROOT / "deploy" / "systemd"
     settings = [line for line in (folder / "neuraxis.env").read_text().splitlines() if line and line[0] != "#"]
     values = {"%i": "vision", "%d": "/run/credentials", "%S": "/var/lib"}
-    values |= {f"${{{name}}}": value for name, value in (line.split("=", 1) for line in settings)}
+    for name, value in (line.split("=", 1) for line in settings):
+        values |= {f"${{{name}}}": value, f"${name}": value}  # in braces as one word, without them as several
     found = []
     for unit in sorted(folder.glob("*.service")):
         (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
