@@ -46,6 +46,11 @@ _LONG = (
     "test_realtime.py::test_they_end_at_their_time_and_what_came_late_is_counted",
     "test_faults.py::test_two_killed_at_once_and_the_last_one_goes_on",
     "test_lockstep.py::test_every_rank_gets_what_one_process_gets[gloo",
+    "test_hosts.py::test_lockstep_waits_for_a_new_router_and_a_cut_cable",
+    "test_faults.py::test_where_a_loss_is_an_error_it_ends_the_simulation",
+    "test_context.py::test_beside_torch_distributed_under_torchrun[torch]",
+    "('reward and fatigue', 0)",
+    ", parallel 2]",
     "test_side_by_side.py::test_two_worlds_in_one_job[neuraxis",
 )
 
