@@ -51,6 +51,10 @@ _LONG = (
     "test_context.py::test_beside_torch_distributed_under_torchrun[torch]",
     "('reward and fatigue', 0)",
     ", parallel 2]",
+    "test_join_and_return.py::test_where_it_is_waited_for_its_death_leaves_no_trace",
+    "tests/brain/test_hippocampus.py",
+    "tests/brain/test_cerebellum.py",
+    "tests/validation/",
     "test_side_by_side.py::test_two_worlds_in_one_job[neuraxis",
 )
 
@@ -85,8 +89,8 @@ def nurseries() -> Iterator[None]:
     close_nurseries()
 
 
-# What three ranks of gloo and MPI show, others show as well; with --slow they do so, too. (shm has all sizes.)
-_LEFT_TO_SLOW = {(backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5)}
+# What three ranks of gloo show, other sizes and MPI show as well; with --slow they do so, too. (shm has all sizes.)
+_LEFT_TO_SLOW = {("mpi", 3), *((backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5))}
 _CREWS = [pytest.param(crew, marks=[pytest.mark.slow] * (crew in _LEFT_TO_SLOW)) for crew in CREWS]
 
 
