@@ -317,7 +317,7 @@ class RegionTeam:
         except LineTimeout:
             return
         except (WorkerFailed, LineClosed) as error:
-            del self._teams[name]
+            self._teams.pop(name, None)
             team.close()
             cause = getattr(error, "traceback", "") or str(error)
             raise ShardFailed(f"the node of region {name!r} ended: {cause}", shard=name) from error
