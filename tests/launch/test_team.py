@@ -468,8 +468,8 @@ def test_ctrl_c_of_a_terminal_does_not_reach_the_workers(tmp_path):
     body = """
 if __name__ == "__main__":
     with Team(functions.obey, 2) as team:
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             team.receive()
         except KeyboardInterrupt:
             team.broadcast("go on")
