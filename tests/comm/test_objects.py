@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from neuraxis.comm.objects import decode, encode
+from neuraxis.comm.objects import Unreadable, decode, encode
 from neuraxis.errors import NeuraxisError, NotSerializable
 from tests.crew.arrays import torch_module
 
@@ -221,9 +223,22 @@ def test_text_that_is_no_unicode_is_refused() -> None:
         encode("\ud800")
 
 
-def test_sparse_tensors_are_refused() -> None:
-    with pytest.raises(NotSerializable):
-        encode(torch_module().eye(2).to_sparse())
+@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning")  # they are on their way out of torch
+def test_tensors_that_are_more_than_their_elements_are_refused() -> None:
+    torch = torch_module()
+    quantized = torch._empty_affine_quantized([3], scale=0.5, zero_point=1, dtype=torch.qint8)
+    for tensor in (torch.eye(2).to_sparse(), quantized, torch.zeros([1] * 65)):
+        with pytest.raises(NotSerializable):
+            encode(tensor)
+
+
+@pytest.mark.parametrize("dtype", [[], "V0", [("a", "S0")]], ids=str)
+def test_arrays_with_elements_of_no_size_are_refused(dtype: Any) -> None:
+    array = np.zeros(3, dtype)
+    for value in (array, array[0]):
+        with pytest.raises(NotSerializable):
+            encode([value])
+    assert decode(encode([np.str_(""), np.array([""])])) == ["", np.array([""])]  # which have room for one character
 
 
 def test_pickle_where_both_sides_allow_it() -> None:
@@ -244,3 +259,136 @@ def test_a_pickle_that_was_not_asked_for_is_not_read() -> None:
 def test_an_unknown_extension_is_an_error_of_ours() -> None:
     with pytest.raises(NeuraxisError, match="extension"):
         decode(msgspec.msgpack.encode(msgspec.msgpack.Ext(99, b"")))
+
+
+# --- content that lies ---
+
+ARRAY, TENSOR, SCALAR = 6, 7, 9
+
+
+def parts(code: int, description: Any, shape: Any, content: Any) -> bytes:
+    """An array, a tensor or a single number, as a sender may write it who does not use `encode`."""
+    inside = msgspec.msgpack.encode([description, shape, content])
+    return msgspec.msgpack.encode({"deep": [msgspec.msgpack.Ext(code, inside)]})
+
+
+LYING_SHAPES = [
+    *([-1], [2, -1], [-2, -2], [0, -1], [-(2**63)]),
+    *([], [3], [5], [2, 3], [2**62, 4], [2**32, 2**32], [2**64 - 1], [1] * 65, [4] + [1] * 100_000),
+    *(None, 4, "4", [4.0], ["4"], [True, 4], {"4": 4}),
+]
+
+
+@pytest.mark.parametrize("shape", LYING_SHAPES, ids=lambda shape: str(shape)[:30])
+@pytest.mark.parametrize("content", [bytes(16), b""], ids=["content", "nothing"])
+def test_a_shape_that_does_not_fit_the_content(shape: Any, content: bytes) -> None:
+    torch_module()
+    for code, description in ((ARRAY, "<f4"), (TENSOR, "float32"), (SCALAR, "<f4")):
+        with pytest.raises(Unreadable):
+            decode(parts(code, description, shape, content))
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**62, 4], [2**40, 0, 2**40]], ids=str)
+def test_a_shape_without_elements_that_is_too_large_to_count(shape: list[int]) -> None:
+    torch_module()
+    for code, description in ((ARRAY, "<f4"), (TENSOR, "float32")):
+        with pytest.raises(Unreadable, match="does not fit"):
+            decode(parts(code, description, shape, b""))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qint32", "qint8", "quint8", "quint4x2", "quint2x4", "bits8", "uint4", "int4"),
+        *("float", "double", "_dynamo", "Tensor", "nn", "load", "__name__", "", "x" * 10_000),
+        *(5, None, ["float32"], {"float32": 1}),
+    ],
+    ids=lambda name: str(name)[:20],
+)
+def test_a_tensor_type_comes_from_a_closed_list(name: Any) -> None:
+    torch_module()
+    for shape in ([4], [16], [2]):  # one fits, whatever the size of its elements
+        with pytest.raises(Unreadable, match="claims elements of type") as caught:
+            decode(parts(TENSOR, name, shape, bytes(16)))
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("description", "shape", "size"),
+    [
+        ("O", [2], 16),
+        ("O", [0], 0),
+        ("T", [1], 16),
+        ("(4,)<f4", [4], 16),
+        ("(4,)<f4", [1], 16),
+        ("S0", [2**20], 0),  # which NumPy makes one byte each, and whatever was in memory before
+        ("U0", [3], 0),
+        ("V0", [2**60], 0),
+        ([[], [], [], 0], [2**60], 0),
+        ("nonsense", [4], 16),
+        ("x" * 10_000, [4], 16),
+        (None, [4], 16),
+        (7, [4], 16),
+        ([["a"], [["O", []]], [0], 8], [2], 16),
+        ([["a"], [["<f4", []]], [0], 2], [8], 16),
+        ([["a"], [["<f4", []]], [-4], 8], [2], 16),
+        ([["a"], [["<f4", [-1]]], [0], 8], [2], 16),
+        ([["a"], [["<f4", []]], [0]], [2], 16),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_elements_that_do_not_travel(description: Any, shape: list[int], size: int) -> None:
+    for code in (ARRAY, SCALAR):
+        with pytest.raises(Unreadable, match="claims elements of type") as caught:
+            decode(parts(code, description, shape, bytes(size)))
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "inside", [None, 5, [], ["<f4", [4]], ["<f4", [4], "text"], ["<f4", [1], [0, 0, 0, 0]]], ids=str
+)
+def test_an_array_without_its_parts(inside: Any) -> None:
+    torch_module()
+    for code in (ARRAY, TENSOR, SCALAR):
+        with pytest.raises(Unreadable, match="a type, a shape and bytes"):
+            decode(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(inside))))
+
+
+def test_a_single_number_has_no_shape() -> None:
+    assert decode(parts(SCALAR, "<f4", [], bytes(4)))["deep"] == [0.0]
+    with pytest.raises(Unreadable, match="single number"):
+        decode(parts(SCALAR, "<f4", [1], bytes(4)))
+
+
+@given(
+    st.sampled_from([ARRAY, TENSOR, SCALAR]),
+    st.sampled_from(
+        ["<f4", "|u1", ">i2", "float32", "uint8", "bfloat16", "qint8", "O", "", [["a"], [["<f4", []]], [0], 4]]
+    ),
+    st.lists(st.integers(-2, 5), max_size=3),
+    st.binary(max_size=40),
+)
+def test_what_is_read_is_as_large_as_what_came(code: int, description: Any, shape: list[int], content: bytes) -> None:
+    torch_module()
+    try:
+        (value,) = decode(parts(code, description, shape, content))["deep"]
+    except Unreadable:
+        return
+    assert list(value.shape) == shape
+    assert value.nbytes == len(content)
+
+
+def test_a_tensor_where_there_is_no_torch() -> None:
+    """In a fresh interpreter that cannot import it, as in a base install."""
+    program = f"""
+import sys
+sys.modules["torch"] = None
+from neuraxis.comm.objects import Unreadable, decode
+try:
+    decode({encode([torch_module().zeros(3)])!r})
+except Unreadable as error:
+    assert "pip install 'neuraxis[torch]'" in str(error), error
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

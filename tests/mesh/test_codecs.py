@@ -79,7 +79,9 @@ def test_arrays_of_every_type_and_shape(dtype: Any, shape: tuple[int, ...]) -> N
     back = decode(payload, encoding, type=np.ndarray)
     assert_same(back, array)
     assert not back.flags.writeable
-    assert_same(there_and_back({"deep": [array]})["deep"][0], array)
+    within = there_and_back({"deep": [array]})["deep"][0]
+    assert_same(within, array)
+    assert not within.flags.writeable
 
 
 def has_titles(dtype: np.dtype) -> bool:
@@ -139,10 +141,15 @@ def test_a_mapped_file_is_an_array(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([object()]), np.ma.array([1, 2], mask=[True, False]), np.array([(1, None)], [("a", "i4"), ("b", "O")])],
-    ids=["objects", "masked", "records with objects"],
+    [
+        np.array([object()]),
+        np.ma.array([1, 2], mask=[True, False]),
+        np.array([(1, None)], [("a", "i4"), ("b", "O")]),
+        np.zeros(3, []),
+    ],
+    ids=["objects", "masked", "records with objects", "elements of no size"],
 )
-def test_arrays_that_hold_more_than_numbers_are_refused(array: np.ndarray) -> None:
+def test_arrays_that_hold_more_than_numbers_or_nothing_are_refused(array: np.ndarray) -> None:
     for codec in (None, "array"):
         with pytest.raises(NotSerializable):
             encode(array, codec)
@@ -185,7 +192,7 @@ def test_tensors_that_are_not_plain_memory() -> None:
         back = there_and_back(tensor)
         assert torch.equal(back, tensor.detach())
         assert not back.requires_grad
-    for refused in (whole.to_sparse(), torch.empty(3, device="meta")):
+    for refused in (whole.to_sparse(), torch.empty(3, device="meta"), torch.zeros([1] * 65)):
         with pytest.raises(NotSerializable):
             encode(refused)
         with pytest.raises(NotSerializable):

@@ -16,7 +16,7 @@ from neuraxis.mesh import Node
 from neuraxis.mesh.codecs import Undecodable, decode, encode
 from neuraxis.mesh.counts import Counts
 from neuraxis.mesh.envelope import open_envelope, seal_envelope
-from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.topology import LARGEST_MESSAGE, seed_port
 from tests.mesh.conftest import LIMIT_S, meet, settle
 from tests.mesh.raw import session, until

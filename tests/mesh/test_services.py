@@ -15,8 +15,8 @@ from neuraxis.errors import MeshClosed, MeshError, NobodyServes, NodeGone, Reque
 from neuraxis.mesh import Node
 from neuraxis.mesh import services as services_module
 from neuraxis.mesh.counts import Counts
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.services import Service
-from neuraxis.mesh.subscription import Message
 from tests.mesh.conftest import LIMIT_S, Child, meet, settle
 from tests.mesh.raw import until
 

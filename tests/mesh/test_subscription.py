@@ -14,7 +14,7 @@ from neuraxis.errors import MeshClosed
 from neuraxis.mesh import Node, topology
 from neuraxis.mesh.counts import Counts, Ledger
 from neuraxis.mesh.envelope import Envelope, open_envelope, seal_envelope
-from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.messages import Message
 from tests.mesh.conftest import LIMIT_S, Child, meet, settle
 from tests.mesh.raw import until
 
@@ -136,7 +136,7 @@ def test_a_handler_may_close_its_own_subscription_and_another(join: Join) -> Non
     meet(sender, hearer)
     for value in range(10):
         sender.publish("number", value)
-    until(lambda: not one._thread.is_alive() and not other._thread.is_alive(), "the end of both")
+    until(lambda: not any(thread.is_alive() for thread in (*one._threads, *other._threads)), "the end of both")
     assert got == [0]
 
 

@@ -12,18 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neuraxis.mesh.messages import Message
     from neuraxis.mesh.node import Node
     from neuraxis.mesh.peers import Peer
     from neuraxis.mesh.router import Router
-    from neuraxis.mesh.subscription import Message, Subscription
+    from neuraxis.mesh.subscription import Polled, Subscription
     from neuraxis.mesh.topology import Tls, Topology
 
-__all__ = ["Message", "Node", "Peer", "Router", "Subscription", "Tls", "Topology"]
+__all__ = ["Message", "Node", "Peer", "Polled", "Router", "Subscription", "Tls", "Topology"]
 
 _HOMES = {
-    "Message": "subscription",
+    "Message": "messages",
     "Node": "node",
     "Peer": "peers",
+    "Polled": "subscription",
     "Router": "router",
     "Subscription": "subscription",
     "Tls": "topology",

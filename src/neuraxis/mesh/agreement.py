@@ -29,11 +29,11 @@ import msgspec
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh.asking import Outcome, ask_in_background
 from neuraxis.mesh.keys import check_name
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.once import Once
 from neuraxis.mesh.roles import check_timeout
 from neuraxis.mesh.services import Service
-from neuraxis.mesh.subscription import Message
 
 __all__ = ["Decision", "Proposal", "needed_votes", "propose", "vote"]
 

@@ -3,13 +3,10 @@
 | encoding | what travels |
 |---|---|
 | `application/msgpack` | the default: plain data, msgspec structs, and containers of those with arrays in them |
-| `application/x-neuraxis-array`, `application/x-neuraxis-tensor` | one NumPy array or torch tensor |
+| `application/x-neuraxis-array`, `application/x-neuraxis-tensor` | one NumPy array or torch tensor (see `frames`) |
 | `application/protobuf;<full name>` | one Protobuf message |
 | `application/json`, `zenoh/bytes` | what every Zenoh program can read |
 | `application/python-serialized-object` | pickle, only where both sides allowed it by name |
-
-An array or tensor is a frame: the length of its header (4 bytes, little endian), the header (msgpack of dtype, shape
-and order, "C" or "F"), zeros up to a multiple of 64 bytes, the elements. So an array is read where it lies.
 
 What comes from the network is never trusted: sizes are compared with what really came before anything is made of
 them, element types come from a closed list, and whatever else goes wrong in a reader is an `Undecodable`.
@@ -17,19 +14,18 @@ them, element types come from a closed list, and whatever else goes wrong in a r
 
 from __future__ import annotations
 
-import math
 import pickle
 import sys
 import typing
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from neuraxis.comm import objects
 from neuraxis.errors import InvalidArgument, NeuraxisError, NotSerializable
+from neuraxis.mesh.frames import frame_array, frame_tensor, read_array, read_tensor
 
 __all__ = ["Undecodable", "decode", "encode"]
 
@@ -40,17 +36,6 @@ _ARRAY = "application/x-neuraxis-array"
 _TENSOR = "application/x-neuraxis-tensor"
 _PROTOBUF = "application/protobuf"
 _PICKLE = "application/python-serialized-object"
-
-_ALIGNMENT = 64
-_MOST_DIMENSIONS = 64  # NumPy's limit
-_LARGE = 1 << 16  # bytes from which a saved copy is worth the detour
-
-# Quantized and packed types are missing on purpose: made from bytes alone they crash torch when they are used.
-_TENSOR_TYPES = frozenset(
-    {"bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"}
-    | {"float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"}
-    | {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
-)
 
 
 class Undecodable(NeuraxisError, ValueError):
@@ -173,10 +158,10 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
     if kind is dict and _TEXT.issuperset(map(type, value)):
         return {key: _lower(item, allow_pickle) for key, item in value.items()}
     if kind is tuple:
-        return msgspec.msgpack.Ext(objects._TUPLE, _encode_msgpack(list(value), allow_pickle)[0])
+        return msgspec.msgpack.Ext(objects.TUPLE, _encode_msgpack(list(value), allow_pickle)[0])
     if kind is dict:
         pairs = [[key, item] for key, item in value.items()]
-        return msgspec.msgpack.Ext(objects._PAIRS, _encode_msgpack(pairs, allow_pickle)[0])
+        return msgspec.msgpack.Ext(objects.PAIRS, _encode_msgpack(pairs, allow_pickle)[0])
     if isinstance(value, msgspec.Struct) or (kind in _NATIVE and kind is not int):
         return value
     return msgspec.Raw(_pack(value, allow_pickle))
@@ -219,12 +204,9 @@ def _msgpack_decoder(wanted: Any, allow_pickle: bool) -> msgspec.msgpack.Decoder
 
 
 def _extension(allow_pickle: bool, code: int, data: memoryview) -> Any:
-    if code == objects._PICKLE:
+    if code == objects.PICKLE:
         return _decode_pickle(data, "", None, allow_pickle)
-    reader = _EXTENSIONS.get(code)
-    if reader is None:
-        raise ValueError(f"it holds an unknown extension ({code}): is another version of neuraxis at work?")
-    return reader(_msgpack_decoder(None, allow_pickle).decode(data))
+    return objects.read_extension(code, data, _msgpack_decoder(None, allow_pickle).decode, writable=False)
 
 
 def _encode_json(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
@@ -273,144 +255,24 @@ def _checked(value: Any, wanted: Any) -> Any:
 # --- arrays and tensors ---------------------------------------------------------------------------------
 
 
-def _is_plain_array(value: Any) -> bool:
-    # Subclasses hold more than their data (a mask, units); elements of no size would let a header claim any number.
-    return type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject and value.dtype.itemsize > 0
-
-
 def _encode_array(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
-    if not _is_plain_array(value):
+    if not objects.is_plain_array(value):
         raise NotSerializable(f"an object of type {_name(type(value))} is not an array of numbers, text or records")
-    flags = value.flags
-    order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
-    header = _array_header(value.dtype, value.shape, order)
-    if value.nbytes < _LARGE or not (flags.c_contiguous or flags.f_contiguous):
-        return header + value.tobytes(order), _ARRAY
-    return b"".join((header, value.ravel("K").view(np.uint8))), _ARRAY
-
-
-def _encode_tensor(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
-    if not _is_plain_tensor(value):
-        raise NotSerializable(f"an object of type {_name(type(value))} is not a strided tensor of plain numbers")
-    whole = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = whole.as_strided((whole.numel(),), (1,))  # a single element may have kept another stride
-    header = _frame_header(_type_name(value), tuple(value.shape), "C")
-    elements = flat.view(sys.modules["torch"].uint8).numpy() if flat.numel() else b""
-    return b"".join((header, elements)), _TENSOR
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and _type_name(value) in _TENSOR_TYPES
-    )
-
-
-def _type_name(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-@lru_cache(maxsize=256)
-def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> bytes:
-    return _frame_header(objects._describe(dtype), shape, order)
-
-
-def _frame_header(description: Any, shape: tuple[int, ...], order: str) -> bytes:
-    if len(shape) > _MOST_DIMENSIONS:
-        raise NotSerializable(f"an array of {len(shape)} dimensions cannot be sent, {_MOST_DIMENSIONS} at most")
-    header = msgspec.msgpack.encode([description, shape, order])
-    start = len(header).to_bytes(4, "little") + header
-    return start + bytes(-len(start) % _ALIGNMENT)
-
-
-_Shape = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
-_HEADER_DECODER = msgspec.msgpack.Decoder(tuple[Any, _Shape, Literal["C", "F"]])
-
-
-def _frame(payload: Any) -> tuple[Any, tuple[int, ...], Literal["C", "F"], int]:
-    """What a frame's header says, and where its elements begin."""
-    end = 4 + int.from_bytes(payload[:4], "little")
-    start = end + -end % _ALIGNMENT
-    if len(payload) < start:
-        raise ValueError(f"it has {len(payload)} bytes, and its header alone should have {start}")
-    return *_HEADER_DECODER.decode(payload[4:end]), start
+    return frame_array(value), _ARRAY
 
 
 def _decode_array(payload: Any, schema: str, wanted: Any, allow_pickle: bool) -> Any:
-    description, shape, order, start = _frame(payload)
-    return _checked(_array(description, shape, order, payload, start), wanted)
+    return _checked(read_array(payload), wanted)
+
+
+def _encode_tensor(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
+    if not objects.is_plain_tensor(value):
+        raise NotSerializable(f"an object of type {_name(type(value))} is not a strided tensor of plain numbers")
+    return frame_tensor(value), _TENSOR
 
 
 def _decode_tensor(payload: Any, schema: str, wanted: Any, allow_pickle: bool) -> Any:
-    name, shape, _, start = _frame(payload)
-    return _checked(_tensor(name, shape, memoryview(payload)[start:]), wanted)
-
-
-def _array(description: Any, shape: tuple[int, ...], order: Literal["C", "F"], content: Any, start: int) -> np.ndarray:
-    dtype = np.dtype(description) if description.__class__ is str else objects._dtype(description)
-    if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize == 0:
-        raise ValueError(f"it claims elements of type {_short(str(dtype))}, which do not travel")
-    _check_size(shape, dtype.itemsize, len(content) - start)
-    array: np.ndarray = np.ndarray(shape, dtype, content, start, None, order)
-    if not array.flags.aligned:
-        array = array.copy("K")
-        array.flags.writeable = False
-    return array
-
-
-def _tensor(name: Any, shape: tuple[int, ...], content: Any) -> Any:
-    dtype = _torch_types().get(name)
-    if dtype is None:
-        raise ValueError(f"it claims elements of type {_short(str(name))}, which do not travel or this torch lacks")
-    _check_size(shape, dtype.itemsize, len(content))
-    torch = sys.modules["torch"]
-    if not len(content):  # which torch takes for no buffer
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)
-
-
-@lru_cache(maxsize=1)
-def _torch_types() -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError("it is a tensor and torch is not installed here: pip install 'neuraxis[torch]'") from error
-    return {name: getattr(torch, name) for name in _TENSOR_TYPES if hasattr(torch, name)}
-
-
-def _check_size(shape: tuple[int, ...], item_bytes: int, present: int) -> None:
-    # Python's integers do not overflow, whatever the product is.
-    if len(shape) > _MOST_DIMENSIONS or math.prod(shape) * item_bytes != present:
-        raise ValueError(f"it has {present} bytes of elements, and its header claims the shape {_short(str(shape))}")
-
-
-# The same within msgpack, where comm.objects, which trusts the ranks of its own job, is less careful.
-def _array_of(parts: Any) -> np.ndarray:
-    description, shape, content = parts
-    return _array(description, msgspec.convert(shape, _Shape), "C", msgspec.convert(content, bytes), 0)
-
-
-def _scalar_of(parts: Any) -> Any:
-    array = _array_of(parts)
-    if array.shape:
-        raise ValueError("it holds a single number that has a shape")
-    return array[()]
-
-
-def _tensor_of(parts: Any) -> Any:
-    name, shape, content = parts
-    return _tensor(name, msgspec.convert(shape, _Shape), msgspec.convert(content, bytes))
-
-
-_EXTENSIONS: dict[int, Callable[[Any], Any]] = {
-    **objects._READERS,
-    objects._ARRAY: _array_of,
-    objects._SCALAR: _scalar_of,
-    objects._TENSOR: _tensor_of,
-}
+    return _checked(read_tensor(payload), wanted)
 
 
 # --- Protobuf and pickle --------------------------------------------------------------------------------
@@ -492,9 +354,9 @@ def _codec_for(value: Any) -> _Codec:
         return _encode_bytes
     if kind in _PLAIN:
         return _encode_msgpack
-    if _is_plain_array(value):
+    if objects.is_plain_array(value):
         return _encode_array
-    if _is_plain_tensor(value):
+    if objects.is_plain_tensor(value):
         return _encode_tensor
     if _is_protobuf(value):
         return _encode_protobuf

@@ -11,6 +11,7 @@ NO_STEP = -1
 _HEAD = struct.Struct("<BQQq")
 _NUMBERS = struct.Struct("<Qq")
 _LIFE = 9  # bytes, after which the numbers come
+_NAME_AT = _HEAD.size
 _VERSION = 1
 
 
@@ -29,9 +30,9 @@ def seal_envelope(node: bytes, incarnation: int, sequence: int, step: int) -> by
     return _HEAD.pack(_VERSION, incarnation, sequence, step) + node
 
 
-def sender_of(attachment: bytes) -> tuple[bytes, bytes]:
+def sender_of(attachment: bytes) -> bytes:
     """What is the same in all attachments of one life of a node."""
-    return attachment[:_LIFE], attachment[_HEAD.size :]
+    return attachment[:_LIFE] + attachment[_NAME_AT:]
 
 
 def numbers_of(attachment: bytes) -> tuple[int, int]:
@@ -47,6 +48,6 @@ def open_envelope(attachment: bytes) -> Envelope | None:
     if version != _VERSION:
         return None
     try:
-        return Envelope(attachment[_HEAD.size :].decode(), incarnation, sequence, step)
+        return Envelope(attachment[_NAME_AT:].decode(), incarnation, sequence, step)
     except UnicodeDecodeError:
         return None

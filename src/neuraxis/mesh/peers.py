@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from typing import Any
 import msgspec
 
 from neuraxis.errors import InvalidArgument
+from neuraxis.mesh.declared import Declared
 from neuraxis.mesh.keys import check_name, presence_key
 
 __all__ = ["Peer", "Presence", "token_key"]
 
 _log = logging.getLogger("neuraxis.mesh")
-_END_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _read_token(prefix: str, key: str) -> Peer | None:
         return None
 
 
-class Presence:
+class Presence(Declared):
     """The nodes that are here, kept up to date by a thread.
 
     A second thread calls the handlers, in the order of events: what they do (ask the node that has come, say) may need
@@ -78,26 +77,25 @@ class Presence:
 
         self._prefix = presence_key(mesh, "")
         self._me = me
-        self._lock = threading.Condition()
         self._here: dict[tuple[str, int], Peer] = {}
         self._arrivals: dict[tuple[str, int], int] = {}
+        self._stays: dict[str, tuple[int, int]] = {}  # by name, of the latest life; looked at by every question
         self._arrived = 0
         self._joined: list[Callable[[Peer], Any]] = []
         self._left: list[Callable[[Peer], Any]] = []
         self._calls: queue.SimpleQueue[tuple[Callable[[Peer], Any], Peer] | None] = queue.SimpleQueue()
-        self._caller: threading.Thread | None = None
-        self._closed = False
+        self._has_caller = False
         # Tokens are few; a ring that drops would let us miss that somebody came or went.
-        self._subscriber = session.liveliness().declare_subscriber(
+        subscriber = session.liveliness().declare_subscriber(
             presence_key(mesh), zenoh.handlers.FifoChannel(100_000), history=True
         )
+        super().__init__(subscriber)
         self._put = zenoh.SampleKind.PUT
-        self._thread = threading.Thread(target=self._read, name="neuraxis presence", daemon=True)
-        self._thread.start()
+        self._start("presence", self._read)
 
     def peers(self) -> list[Peer]:
         """Who is here, by name; of two with one name, the later one last."""
-        with self._lock:
+        with self._changed:
             return sorted(self._here.values(), key=lambda peer: (peer.name, peer.incarnation))
 
     def get(self, name: str) -> Peer | None:
@@ -107,9 +105,7 @@ class Presence:
 
     def stay(self, name: str) -> tuple[int, int] | None:
         """Which life of a node is here, and by which arrival: that changes when it leaves, if only for a moment."""
-        with self._lock:
-            here = [identity for identity in self._here if identity[0] == name]
-            return (max(here)[1], self._arrivals[max(here)]) if here else None
+        return self._stays.get(name)
 
     def with_role(self, role: str) -> list[Peer]:
         """Those that declare a role, in the order in which they came."""
@@ -119,60 +115,39 @@ class Presence:
         """Wait until all of these are here; the names of those that are not when the time is over."""
         wanted = set(names)
         deadline = time.monotonic() + timeout
-        with self._lock:
+        with self._changed:
             while True:
                 missing = wanted - {peer.name for peer in self._here.values()}
                 left = deadline - time.monotonic()
-                if not missing or left <= 0 or self._closed:
+                if not missing or left <= 0 or self.closed:
                     return sorted(missing)
-                self._lock.wait(min(left, 0.5))
+                self._changed.wait(min(left, 0.5))
 
     def on_join(self, handler: Callable[[Peer], Any]) -> None:
-        with self._lock:
+        with self._changed:
             self._joined.append(handler)
             for peer in self._here.values():
                 self._calls.put((handler, peer))
             self._start_caller()
 
     def on_leave(self, handler: Callable[[Peer], Any]) -> None:
-        with self._lock:
+        with self._changed:
             self._left.append(handler)
             self._start_caller()
 
-    def close(self) -> None:
-        """See and call nothing more. A handler that is at work is waited for, a few seconds at most (not by itself)."""
-        self._stop()
-        self._wait_for_end(time.monotonic() + _END_S)
+    def stop(self) -> None:
+        super().stop()
+        self._calls.put(None)
 
     # --- helpers ----------------------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._lock.notify_all()
-        self._calls.put(None)
-        try:
-            self._subscriber.undeclare()
-        except Exception:  # the session may be closed already
-            pass
-
-    def _wait_for_end(self, deadline: float) -> None:
-        for thread in (self._thread, self._caller):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _runs_here(self) -> bool:
-        return threading.current_thread() is self._caller
-
     def _start_caller(self) -> None:
-        if self._caller is None and not self._closed:
-            self._caller = threading.Thread(target=self._call, name="neuraxis joins and leaves", daemon=True)
-            self._caller.start()
+        if not self._has_caller and not self.closed:
+            self._has_caller = True
+            self._start("joins and leaves", self._call)
 
     def _call(self) -> None:
-        while (call := self._calls.get()) is not None and not self._closed:
+        while (call := self._calls.get()) is not None and not self.closed:
             handler, peer = call
             try:
                 handler(peer)
@@ -180,7 +155,7 @@ class Presence:
                 _log.exception("a handler of joins and leaves raised for %s", peer.name)
 
     def _read(self) -> None:
-        receive = self._subscriber.handler.recv
+        receive = self._declared.handler.recv
         while True:
             try:
                 sample = receive()
@@ -199,7 +174,7 @@ class Presence:
             # Before it came it was looked for; so the two had not yet reached each other then.
             _log.warning("another node called %r is on the mesh: process %d on %s", peer.name, peer.pid, peer.host)
         identity = (peer.name, peer.incarnation)
-        with self._lock:
+        with self._changed:
             if came == (identity in self._here):
                 return
             if came:
@@ -209,6 +184,11 @@ class Presence:
             else:
                 peer = self._here.pop(identity)
                 del self._arrivals[identity]
-            self._lock.notify_all()
+            lives = [one for one in self._here if one[0] == peer.name]
+            if lives:
+                self._stays[peer.name] = max(lives)[1], self._arrivals[max(lives)]
+            else:
+                self._stays.pop(peer.name, None)
+            self._changed.notify_all()
             for handler in self._joined if came else self._left:
                 self._calls.put((handler, peer))

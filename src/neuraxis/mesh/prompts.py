@@ -41,11 +41,12 @@ import msgspec
 from neuraxis.errors import InvalidArgument, MeshError, NobodyAnswered, RequestTimeout
 from neuraxis.mesh.asking import Outcome, ask_in_background
 from neuraxis.mesh.keys import check_name
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.once import REMEMBERED, Once
 from neuraxis.mesh.roles import ABSENT, check_timeout, part, untried
 from neuraxis.mesh.services import Service
-from neuraxis.mesh.subscription import Message, Subscription
+from neuraxis.mesh.subscription import Subscription
 
 __all__ = ["Answer", "Prompt", "Prompts"]
 

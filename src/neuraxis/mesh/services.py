@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -16,18 +12,19 @@ import msgspec
 from neuraxis.errors import InvalidArgument, RequestFailed
 from neuraxis.mesh.codecs import Undecodable, decode, encode
 from neuraxis.mesh.counts import Counts, Ledger
+from neuraxis.mesh.declared import Declared
 from neuraxis.mesh.envelope import open_envelope
-from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.topology import LARGEST_MESSAGE
+from neuraxis.mesh.turns import Turns
 
-__all__ = ["UNNUMBERED", "Service", "check_threads", "raise_failure"]
+__all__ = ["MOST_WAITING", "UNNUMBERED", "Service", "check_threads", "raise_failure"]
 
 _log = logging.getLogger("neuraxis.mesh")
-_END_S = 2.0
 _REMEMBERED = 10_000  # questions of which a service knows that it has answered them,
 _REMEMBERED_BYTES = 64 * 2**20  # as long as the answers have no more bytes than these
 
-
+MOST_WAITING = 1000  # questions to a service
 UNNUMBERED = 0  # the number of a question that is not asked again
 
 
@@ -44,10 +41,10 @@ class _Failure(msgspec.Struct, tag=True):
     text: str
 
 
-class Service:
+class Service(Declared):
     """What `Node.serve` returns. `handler(message)` returns the answer; what it raises reaches who asked.
 
-    Several threads read from one queue of questions, so a slow answer holds up others only when all are busy.
+    Several threads answer from one queue of questions, so a slow answer holds up others only when all are busy.
     A numbered question that comes again is answered with the same answer; one that failed is carried out again.
     """
 
@@ -62,11 +59,11 @@ class Service:
         threads: int,
         for_many: bool = False,
     ) -> None:
+        super().__init__(declared)
         self.topic = topic
         self._for_many = for_many  # whether it may be asked together with others, by a wildcard
-        self._declared = declared
         self._key = declared.key_expr
-        self._pid = os.getpid()
+        self._full_key = str(declared.key_expr)
         self._prefix = prefix
         self._handler = handler
         self._type = type
@@ -74,61 +71,23 @@ class Service:
         self._answered: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
         self._answered_bytes = 0
         self._under_way: set[tuple[str, int, int]] = set()
-        self._lock = threading.Condition()
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._read, name=f"neuraxis serves {topic}", daemon=True)
-            for _ in range(check_threads(threads))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._turns = Turns()
+        self._start(f"serves {topic}", self._read, check_threads(threads))
 
     def counts(self) -> Counts:
         return self._ledger.total()
 
-    def close(self) -> None:
-        """Answer nothing more. Answers in the making are waited for, a few seconds at most (not by themselves)."""
-        if os.getpid() != self._pid:
-            return
-        self._stop()
-        self._wait_for_end(time.monotonic() + _END_S)
-
-    def __enter__(self) -> Service:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     # --- helpers ----------------------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._lock.notify_all()
-        try:
-            self._declared.undeclare()
-        except Exception:  # the session may be closed already
-            pass
-
-    def _wait_for_end(self, deadline: float) -> None:
-        if not self._runs_here():  # two that wait for each other would wait in vain
-            for thread in self._threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _runs_here(self) -> bool:
-        return threading.current_thread() in self._threads
-
     def _read(self) -> None:
-        receive = self._declared.handler.recv
-        while not self._closed:
+        receive, turns = self._declared.handler.recv, self._turns
+        turns.take()
+        while not self.closed:
             try:
                 query = receive()
             except Exception:  # undeclared, or the session is closed
-                return
+                break
+            began = turns.begin()
             try:
                 self._answer(query)
             except BaseException:
@@ -136,14 +95,17 @@ class Service:
                 _log.warning("service %r: an answer could not be given", self.topic, exc_info=True)
             finally:
                 query.drop()
+            turns.end(began)
+        turns.leave()
 
     def _answer(self, query: Any) -> None:
-        key = str(query.key_expr).removeprefix(self._prefix)
+        full_key = str(query.key_expr)
+        key = full_key.removeprefix(self._prefix)
         payload = b"" if query.payload is None else bytes(query.payload)
         encoding = "" if query.encoding is None else str(query.encoding)
         attachment = query.attachment
         envelope = None if attachment is None else open_envelope(bytes(attachment))
-        if not self._for_many and str(query.key_expr) != str(self._key):
+        if not self._for_many and full_key != self._full_key:
             # Rules of access allow keys, and a wildcard may be allowed that includes a key which is not.
             self._ledger.note(key, "malformed", why="asked by a wildcard")
             return self._fail(query, "InvalidArgument", f"{self.topic!r} must be asked by its own key")
@@ -191,9 +153,9 @@ class Service:
 
     def _known(self, identity: tuple[str, int, int]) -> tuple[bytes, str] | None:
         """The answer that was given to a question; one that is being answered is waited for."""
-        with self._lock:
-            while identity in self._under_way and not self._closed:
-                self._lock.wait(0.5)
+        with self._changed:
+            while identity in self._under_way and not self.closed:
+                self._changed.wait(0.5)
             if identity in self._answered:
                 return self._answered[identity]
             self._under_way.add(identity)
@@ -202,20 +164,20 @@ class Service:
     def _remember(self, identity: tuple[str, int, int] | None, answer: tuple[bytes, str]) -> None:
         if identity is None:
             return
-        with self._lock:
+        with self._changed:
             self._under_way.discard(identity)
             self._answered[identity] = answer
             self._answered_bytes += len(answer[0])
             while len(self._answered) > _REMEMBERED or self._answered_bytes > _REMEMBERED_BYTES:
                 _, oldest = self._answered.popitem(last=False)
                 self._answered_bytes -= len(oldest[0])
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def _forget(self, identity: tuple[str, int, int] | None) -> None:
         if identity is not None:
-            with self._lock:
+            with self._changed:
                 self._under_way.discard(identity)
-                self._lock.notify_all()
+                self._changed.notify_all()
 
 
 def raise_failure(payload: bytes, where: str) -> None:

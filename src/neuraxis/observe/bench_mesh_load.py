@@ -27,6 +27,7 @@ HEARS = ("next", "all")  # whom each node hears: one other, or all others
 
 _START_S = 60.0
 _BEGIN_IN_S = 0.3
+_END_S = 2.0
 _QUIET_S = 1.0  # so long nothing came: nothing more comes
 _WAITING = 10_000  # messages that may wait for a reader
 _STAMP = struct.Struct("<q")
@@ -145,11 +146,16 @@ class _RawNode:
         self._publisher = declare_publisher(self._session, f"load/{rank}", "stream")
         self.publish: Callable[[bytes], None] = self._publisher.put
         self._subscribers: list[Any] = []
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> _RawNode:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for one in self._subscribers:
+            one.undeclare()
+        for thread in self._threads:  # one that is still in Zenoh when Python ends would end it badly
+            thread.join(_END_S)
         self._session.close()
 
     def hear(self, rank: int, handler: Callable[[bytes], None]) -> None:
@@ -164,7 +170,8 @@ class _RawNode:
                     return
                 handler(bytes(sample.payload))
 
-        threading.Thread(target=read, daemon=True).start()
+        self._threads.append(threading.Thread(target=read, daemon=True))
+        self._threads[-1].start()
 
     def wait_for(self, others: Sequence[int]) -> None:
         """A session has links to all others before it is told that all of them hear it."""

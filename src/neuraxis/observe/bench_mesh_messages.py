@@ -30,6 +30,7 @@ __all__ = ["CASES", "MessageEntry", "measure_messages"]
 CASES = (("publish", 64), ("publish", 10_240), ("request", 64))
 _CONTENDERS = ("raw", "ours")
 _LIMIT_S = 10.0
+_END_S = 2.0
 _STAMP = struct.Struct("<q")
 
 
@@ -105,6 +106,14 @@ def _serve(line: WorkerLine, mesh: str) -> None:
             line.send(side.times() if message == "take" else side.ask(*message))
 
 
+def _read_until_undeclared(declared: Any, read: Callable[[], None], stack: ExitStack) -> None:
+    """Run `read` in a thread, which ends before Python does: one that is still in Zenoh then would end it badly."""
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    stack.callback(thread.join, _END_S)
+    stack.callback(declared.undeclare)
+
+
 class _Side:
     """A node, a raw session, and publishers and subscribers of both."""
 
@@ -117,9 +126,8 @@ class _Side:
         self.prefix = f"{ROOT}/{raw_mesh}"
         self.raw_publisher = declare_publisher(session, f"{self.prefix}/{name}/message", "stream")
         self._raw = declare_subscriber(session, f"{self.prefix}/{hears}/message", 1000, 1, recover=False)
-        stack.callback(self._raw.undeclare)
         self.node.subscribe(f"{hears}/message", lambda message: self.heard_ours(message.value), recover=False)
-        threading.Thread(target=self._read, daemon=True).start()
+        _read_until_undeclared(self._raw, self._read, stack)
 
     def get_ready(self) -> None:
         """Wait until the other side hears both."""
@@ -218,8 +226,7 @@ class _Answerer(_Side):
         self._questions: Any = self.session.declare_queryable(
             f"{self.prefix}/answerer/question", zenoh.handlers.RingChannel(1000), complete=True
         )
-        stack.callback(self._questions.undeclare)
-        threading.Thread(target=self._answer, daemon=True).start()
+        _read_until_undeclared(self._questions, self._answer, stack)
 
     def heard_ours(self, payload: bytes) -> None:
         self._times.append(1e-3 * (time.monotonic_ns() - _STAMP.unpack_from(payload)[0]))

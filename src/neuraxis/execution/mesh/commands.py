@@ -16,7 +16,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument, MeshError, ShardFailed
 from neuraxis.execution.answers import lowered_answer
-from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.messages import Message
 
 __all__ = ["LONG", "Commands", "Question", "Stopped"]
 

@@ -5,7 +5,9 @@ threads that receive it, and taken from there by the loop that runs the shard. S
 and who is stuck says nothing, which is how others notice.
 
 **Lockstep.** The shard runs until it needs a step that it has not heard; then the loop says what is done so far, and
-waits. It publishes once a window: the shortest delay of anybody who hears it.
+waits. It publishes once a window: the shortest delay of anybody who hears it. Windows it takes from where Zenoh has put
+them by itself, and looks there often while it waits: another thread would have to be woken for each of them, and then
+wake this one, which takes longer than all the rest.
 
 **By the wall clock.** A window is run when its time has come, with what is there.
 """
@@ -13,6 +15,7 @@ waits. It publishes once a window: the shortest delay of anybody who hears it.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from collections.abc import Callable
@@ -36,9 +39,10 @@ from neuraxis.execution.mesh.wire import COMMAND, HEALTH, REPLAY, SPIKES, WHERE,
 from neuraxis.execution.resident import Resident, listeners, load_callable
 from neuraxis.execution.runner import ShardRunner
 from neuraxis.execution.tensors import lowered
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.peers import Peer
-from neuraxis.mesh.subscription import Message
+from neuraxis.mesh.subscription import Polled
 from neuraxis.mesh.topology import LEASE_MS, Topology
 from neuraxis.network.network import LARGEST_STEP
 
@@ -47,6 +51,10 @@ __all__ = ["RegionNode"]
 _log = logging.getLogger("neuraxis.region")
 
 _TICK_S = 0.05  # how often the loop looks around while it waits
+_POLL_S = 5e-4  # so long a window that is awaited is looked for again and again, giving way to others in between;
+_SHORTEST_NAP_S = 5e-5  # then after naps that grow with the time waited
+_LONGEST_NAP_S = 2e-3
+_STOP_S = 0.01  # how often to ask whether to end, which may be a call of the system
 _PIECE_STEPS = 2000  # a node that runs by itself looks around after so many
 _AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those that hear it
 _WHERE_S = 1.0
@@ -75,6 +83,7 @@ class RegionNode:
         self.setup = setup
         self._stopped = stopped
         self._stop = self._failed = self._resumed = False
+        self._stop_checked = 0.0
         network, names = setup.network, setup.units.names
         placement = setup.units.placement(network)
         me = names.index(setup.name)
@@ -106,6 +115,7 @@ class RegionNode:
         self._states = RegionStates(setup, self.digest)
         self._driven, self._until = setup.driven, setup.until
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._windows: list[tuple[str, Polled]] = []  # in lockstep, of the regions that this one hears
         self._commands = Commands(setup.word, lambda question: self._inbox.put(("command", question)), self._do)
         self._asks: ThreadPoolExecutor | None = None  # questions to others, so that the loop need not wait for answers
         self._cut_off_since: float | None = None
@@ -222,8 +232,7 @@ class RegionNode:
         """Called between pieces of a run: publish a full window, take in what has come; where to stop next."""
         self._check_stop()
         self._publish()
-        while not self._inbox.empty():
-            self._take_one(0.0)
+        self._take_all()
         self._upstreams.place()
         self._say()
         self._stay_near()
@@ -232,18 +241,28 @@ class RegionNode:
     def _wait(self) -> None:
         """Wait until what the next step needs has been heard, or is known to be silence."""
         self._publish(whole=True)  # somebody may wait for it
-        listening_since = looked = time.monotonic()
+        begun = listening_since = looked = time.monotonic()
         while True:
             self._check_stop()
+            self._take_all()
             self._upstreams.place()
-            if not self._upstreams.blocking():
+            if not (blocking := self._upstreams.blocking()):
                 return
-            self._look_around(_TICK_S / 5)
+            waited = time.monotonic() - begun
+            if waited < _POLL_S:
+                self._poll(begun + _POLL_S)
+                continue
+            self._look_around(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, waited / 8)))
             now = time.monotonic()
             if now - looked > self.setup.patience_s / 4:
                 listening_since = now  # it was this process that did not listen
-            self._watch(self._upstreams.blocking(), listening_since)
+            self._watch(blocking, listening_since)
             looked = time.monotonic()
+
+    def _poll(self, until: float) -> None:
+        """Wait for a window or anything else, for a short time."""
+        while not self._take_windows() and self._inbox.empty() and time.monotonic() < until:
+            os.sched_yield()
 
     def _wait_a_moment(self) -> None:
         self._check_stop()
@@ -521,7 +540,10 @@ class RegionNode:
     def _listen(self, node: Node) -> None:
         units = self.setup.units
         for name in self.upstream:
-            node.subscribe(f"{name}/{SPIKES}", self._windows_of(name), recover=False)
+            if self.clock is None:
+                self._windows.append((name, node.poll(f"{name}/{SPIKES}", capacity=_MOST_WAITING)))
+            else:
+                node.subscribe(f"{name}/{SPIKES}", self._windows_of(name), recover=False)
             if name in self._marks:
                 node.subscribe(f"{name}/{units.topic(name)}", self._into_inbox("letter", name), recover=False)
         for name in {*self.upstream, *self._downstream}:
@@ -550,7 +572,7 @@ class RegionNode:
         return take
 
     def _windows_of(self, name: str) -> Callable[[Message], None]:
-        """What puts the windows of a region into the inbox; they are looked at here, beside the loop."""
+        """By the wall clock: what puts windows into the inbox when they come, and not only when they are due."""
         inbox, check = self._inbox, self._upstreams.check
 
         def take(message: Message) -> None:
@@ -566,10 +588,28 @@ class RegionNode:
 
     def _look_around(self, timeout_s: float) -> None:
         """Take in what comes within some time and what is there already, and say how this region is."""
-        if self._take_one(timeout_s):
-            while self._take_one(0.0):
-                pass
+        self._take_one(timeout_s)
+        self._take_all()
         self._say()
+
+    def _take_all(self) -> None:
+        """Take in what is there."""
+        while not self._inbox.empty():
+            self._take_one(0.0)
+        self._take_windows()
+
+    def _take_windows(self) -> bool:
+        """Take in the windows that are there; whether there are any."""
+        came = False
+        for name, polled in self._windows:
+            while (message := polled.take()) is not None:
+                came = True
+                self._heard_at = time.monotonic()
+                try:
+                    self._hear_window(name, message.incarnation, self._upstreams.check(name, message.value))
+                except Exception as error:  # what a stranger sent; this region goes on
+                    self._hear_refused(error)
+        return came
 
     def _take_one(self, timeout_s: float) -> bool:
         """Take one thing from the inbox, if one comes in time."""
@@ -730,6 +770,10 @@ class RegionNode:
         return self.node is not None and self.node.peer(name) is not None
 
     def _check_stop(self) -> None:
+        now = time.monotonic()
+        if now - self._stop_checked < _STOP_S:
+            return
+        self._stop_checked = now
         if self._rival is not None:
             self._failed = True
             where = f"process {self._rival.pid} on {self._rival.host}"

@@ -18,8 +18,8 @@ from neuraxis.execution.mesh.setup import RegionSetup
 from neuraxis.execution.mesh.wire import HEALTH, SPIKES, RegionStatus, Window, pack_window
 from neuraxis.execution.resident import Letter
 from neuraxis.execution.tensors import raised
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
-from neuraxis.mesh.subscription import Message
 
 __all__ = ["Speaker"]
 

@@ -29,8 +29,8 @@ from neuraxis.execution.mesh.setup import RegionSetup
 from neuraxis.execution.mesh.wire import COMMAND, HEALTH, WHERE
 from neuraxis.execution.mesh.worker import serve_region
 from neuraxis.launch import Team
+from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
-from neuraxis.mesh.subscription import Message
 from neuraxis.mesh.topology import Topology
 
 __all__ = ["RegionTeam"]
