@@ -51,7 +51,7 @@ __all__ = ["RegionNode"]
 _log = logging.getLogger("neuraxis.region")
 
 _TICK_S = 0.05  # how often the loop looks around while it waits
-_POLL_S = 5e-4  # so long a window that is awaited is looked for again and again, giving way to others in between;
+_POLL_S = 2e-4  # so long a window that is awaited is looked for again and again, giving way to others in between;
 _SHORTEST_NAP_S = 5e-5  # then after naps that grow with the time waited
 _LONGEST_NAP_S = 2e-3
 _STOP_S = 0.01  # how often to ask whether to end, which may be a call of the system
