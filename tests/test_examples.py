@@ -29,6 +29,10 @@ EXAMPLES = {
     "14_own_region.py": ([sys.executable], "the light is in column 3"),
     "15_nodes.py": ([sys.executable], "still here: counter"),
     "16_brain_on_the_mesh.py": ([sys.executable], "prefrontal was killed; cortex went on"),
+    "19_digits.py": ([*LAUNCH, "-n", "2"], "97 % or more of 360 unseen digits are right: True"),
+    "20_resume.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "resumed in epoch 2, after step 10"),
+    "21_parameter_server.py": ([sys.executable], "0.5 · 0.8 is about 0.4"),
+    "22_partition.py": ([*LAUNCH, "-n", "2"], "stages and whole agree: True"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {
@@ -37,6 +41,8 @@ ARGUMENTS = {
     "11_hpc_benchmark.py": ["--scale", "0.02", "--time-ms", "20"],
     "13_learn.py": ["--trials", "2"],
 }
+# Where an example that is killed saves what it goes on from.
+STATES = {"07_restart.py": "state.npy", "20_resume.py": "states"}
 
 
 def test_every_example_is_run() -> None:
@@ -46,7 +52,7 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, tmp_path: Path) -> None:
     command, words = EXAMPLES[name]
-    arguments = [str(tmp_path / "state.npy")] if name == "07_restart.py" else ARGUMENTS.get(name, [])
+    arguments = [str(tmp_path / STATES[name])] if name in STATES else ARGUMENTS.get(name, [])
     done = subprocess.run(
         [*command, str(ROOT / "examples" / name), *arguments],
         capture_output=True,

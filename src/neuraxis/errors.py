@@ -23,6 +23,7 @@ __all__ = [
     "LineTimeout",
     "MeshClosed",
     "MeshError",
+    "ModelMismatch",
     "NameTaken",
     "NeuraxisError",
     "NobodyAnswered",
@@ -39,6 +40,7 @@ __all__ = [
     "ShardFailed",
     "SimulationClosed",
     "SpecError",
+    "StepInterrupted",
     "WorkerFailed",
 ]
 
@@ -190,6 +192,40 @@ def _rebuild_mismatch(message: str, rank: int, mine: str, theirs: str) -> Collec
     return CollectiveMismatch(message, rank=rank, mine=mine, theirs=theirs)
 
 
+# --- learning together --------------------------------------------------------------------------------
+
+
+class ModelMismatch(NeuraxisError, ValueError):
+    """Ranks that train one model have different ones. The text is the same on every rank.
+
+    Attributes:
+        parameter: the name of the first parameter or buffer that differs.
+        rank: the rank (in the world) whose model differs from that of the first rank.
+        mine: what rank 0 has there, e.g. "float32 (10, 256)"; "" where it has nothing.
+        theirs: what `rank` has there.
+    """
+
+    def __init__(self, message: str, *, parameter: str = "", rank: int = -1, mine: str = "", theirs: str = "") -> None:
+        self.parameter = parameter
+        self.rank = rank
+        self.mine = mine
+        self.theirs = theirs
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_model_mismatch, (str(self), self.__dict__))
+
+
+def _rebuild_model_mismatch(message: str, fields: dict[str, object]) -> ModelMismatch:
+    error = ModelMismatch(message)
+    error.__dict__.update(fields)
+    return error
+
+
+class StepInterrupted(NeuraxisError, RuntimeError):
+    """A training step was left in the middle, with some of its gradients sent: the ranks no longer agree."""
+
+
 # --- the launcher -----------------------------------------------------------------------------------
 
 
@@ -295,7 +331,7 @@ def _rebuild_shard_failed(message: str, fields: dict[str, object]) -> ShardFaile
 
 
 class CheckpointError(NeuraxisError, OSError):
-    """A saved state cannot be written, read, or does not belong to this network; the text names the file."""
+    """A saved state cannot be written, read, or does not belong to this network or model; the text names the file."""
 
 
 class SimulationClosed(NeuraxisError, RuntimeError):

@@ -10,7 +10,7 @@ import pytest
 
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp
-from neuraxis.errors import CommunicatorClosed, InvalidArgument
+from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, InvalidArgument
 from tests.crew import Crew
 from tests.crew.arrays import LIBRARIES, blank, content, folded, make, terms
 from tests.crew.checks import Checks
@@ -130,6 +130,32 @@ def ways_to_name_ranks(context: Any) -> list[str]:
 
 def test_ranks_may_be_named_in_any_form_and_order(crew: Crew) -> None:
     crew.check(ways_to_name_ranks)
+
+
+def with_and_without_checks(context: Any) -> list[str]:
+    """Whether calls are compared is the group's own affair, and every rank's the same."""
+    rank, size = context.rank, context.world_size
+    checks = Checks(rank)
+    for check_calls in (False, True, None):
+        group = dist.new_group(check_calls=check_calls)
+        total = np.full(3, rank + 1.0)
+        group.all_reduce(total)
+        checks(check_calls).same(total, np.full(3, size * (size + 1) / 2))
+        inner = group.new_group()  # as the group it was made of
+        inner.all_reduce(total)
+        checks(check_calls, "inner").same(total, np.full(3, size * size * (size + 1) / 2))
+        if check_calls is not False and size > 1:
+            checks.raises(CollectiveMismatch, inner.all_reduce, np.zeros(3 + rank))
+        for each in (inner, group):
+            each.destroy()
+    if size > 1:
+        text = checks("not the same").raises(CollectiveMismatch, lambda: dist.new_group(check_calls=rank == 0))
+        checks.contains(text, f"check_calls={rank == 0}")
+    return checks.complaints
+
+
+def test_whether_calls_are_compared(crew: Crew) -> None:
+    crew.check(with_and_without_checks)
 
 
 def outside(context: Any) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from tests.crew.nursery import Forked, nursery
+from tests.crew.nursery import SEARCH_PATH, Forked, nursery
 
 __all__ = ["BACKENDS", "CREWS", "Crew", "CrewError"]
 
@@ -179,7 +179,7 @@ class Crew:
             for name, value in os.environ.items()
             if not name.startswith(("OMPI_", "PMIX_", "SLURM_", "MASTER_"))
         }
-        environment.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
+        environment.update(PYTHONPATH=SEARCH_PATH, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
         command = [sys.executable, "-m", "tests.crew.worker", address, self.backend]
         if self.backend == "mpi":
             mpirun = Path(sys.executable).with_name("mpirun")

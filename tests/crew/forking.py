@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing.connection as mpc
 import os
@@ -29,6 +30,7 @@ def _serve(connection: Any) -> tuple[str, str, tuple[Any, ...]] | None:
                 module, function, arguments, environment, log = order
                 importlib.import_module(module)
                 assert len(os.listdir("/proc/self/task")) == 1, f"{module} has started threads"
+                gc.freeze()  # else each forked process looks through all that is loaded, and so copies it
                 pid = os.fork()
                 if pid == 0:
                     connection.close()

@@ -24,7 +24,9 @@ __all__ = ["Forked", "Nursery", "close_nurseries", "nursery"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT = ("numpy", "pytest", "neuraxis.distributed")
-WITH_TORCH = (*LIGHT, "torch", "torch.distributed")
+WITH_TORCH = (*LIGHT, "torch", "torch.distributed", "torch._dynamo")  # the last one comes with the first optimizer
+# For a new Python: the tests, and what this one was told to find before what is installed.
+SEARCH_PATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 class Forked:
@@ -81,7 +83,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crew.forking", str(theirs.fileno()), *self._modules],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": SEARCH_PATH, "OMP_NUM_THREADS": "1"},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

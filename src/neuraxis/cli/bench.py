@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
-import math
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from neuraxis.cli.bench_output import check_form, ended_by_sigterm, print_results, progress_line
 from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.network.arguments import one_of
 from neuraxis.observe import (
@@ -40,10 +32,10 @@ from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, par
 __all__ = ["app"]
 
 app = App(name="bench", help="Measure neuraxis side by side with the peers that are installed.")
+app.command("neuraxis.cli.bench_training:training", name="training")
 
 _QUICK_SIZES = "4,1KB,16KB,1MB,16MB"
 _PICTURES = (".png", ".svg", ".pdf")
-_REDRAW_S = 0.5
 _FULL_SAMPLE_S, _QUICK_SAMPLE_S = 0.025, 0.008
 
 
@@ -89,16 +81,16 @@ def collectives(
         Also draw time against size into this file (.png, .svg or .pdf).
     """
     try:
-        _check_form(json, markdown)
+        check_form(json, markdown)
         _check_plot(plot)
         plan, gone = _plan(n, peers, sizes, patterns, repeats, quick)
-        with _ended_by_sigterm(), _progress() as progress:
+        with ended_by_sigterm(), progress_line() as progress:
             results = measure(plan, gone, progress)
         if plot is not None:
             from neuraxis.observe.bench_plot import plot_results
 
             plot_results(results).savefig(plot, dpi=150)
-        _print(bench_tables, results, as_json=json, markdown=markdown)
+        print_results(bench_tables, results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench collectives: {error}", file=sys.stderr)
         return 2
@@ -168,7 +160,7 @@ def brain(
         Print the tables as Markdown.
     """
     try:
-        _check_form(json, markdown)
+        check_form(json, markdown)
         if regions:
             return _regions(sizes, scaling or f"1,{workers}", time_ms, repeats, quick, json, markdown)
         chosen = bench_brain_programs.parse_peers("none" if scaling is not None else peers)
@@ -190,9 +182,9 @@ def brain(
             peers_python=python,
         )
         bench_brain_plan.check_plan(plan)
-        with _ended_by_sigterm(), _progress() as progress:
+        with ended_by_sigterm(), progress_line() as progress:
             results = bench_brain.measure(plan, list(gone.values()), progress)
-        _print(bench_brain_tables, results, as_json=json, markdown=markdown)
+        print_results(bench_brain_tables, results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench brain: {error}", file=sys.stderr)
         return 2
@@ -238,7 +230,7 @@ def mesh(
         Write the tables, as Markdown, between two marks in this file, which it must have; see docs/mesh-or-lockstep.md.
     """
     try:
-        _check_form(json, markdown)
+        check_form(json, markdown)
         if into is not None:
             bench_mesh_tables.check_marked(into)
         if repeats is not None and repeats < 1:
@@ -249,11 +241,11 @@ def mesh(
         if brains is not None:
             changes["brains"] = parse_brains(brains)
         plan = MeshPlan.quick(**changes) if quick else MeshPlan(**changes)
-        with _ended_by_sigterm(), _progress() as progress:
+        with ended_by_sigterm(), progress_line() as progress:
             results = measure_mesh(plan, progress)
         if into is not None:
             bench_mesh_tables.write_between(results, into)
-        _print(bench_mesh_tables, results, as_json=json, markdown=markdown)
+        print_results(bench_mesh_tables, results, as_json=json, markdown=markdown)
     except NeuraxisError as error:
         print(f"neuraxis bench mesh: {error}", file=sys.stderr)
         return 2
@@ -267,7 +259,7 @@ def _regions(
     chosen = sizes.split(",")
     for size in chosen:
         one_of(size, "--sizes", tuple(bench_regions.SIZES))
-    with _ended_by_sigterm(), _progress() as progress:
+    with ended_by_sigterm(), progress_line() as progress:
         results = bench_regions.measure_regions(
             chosen,
             bench_regions.parse_numbers(workers, "--scaling"),
@@ -275,13 +267,8 @@ def _regions(
             repeats if repeats is not None else 2 if quick else 5,
             progress,
         )
-    _print(bench_regions_tables, results, as_json=json, markdown=markdown)
+    print_results(bench_regions_tables, results, as_json=json, markdown=markdown)
     return 0 if results.sound else 1
-
-
-def _check_form(json: bool, markdown: bool) -> None:
-    if json and markdown:
-        raise InvalidArgument("--json and --markdown cannot both be printed: choose one")
 
 
 def _plan(
@@ -314,53 +301,3 @@ def _check_plot(path: Path | None) -> None:
         raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(_PICTURES)}")
     if not path.absolute().parent.is_dir():
         raise InvalidArgument(f"--plot {path}: there is no folder {path.absolute().parent}")
-
-
-def _print(tables: ModuleType, results: Any, *, as_json: bool, markdown: bool) -> None:
-    """Print results by the functions of the module that knows their tables."""
-    console = Console()
-    if as_json:
-        print(json_module.dumps(tables.as_data(results), indent=1))
-    elif markdown:
-        print(tables.as_markdown(results))
-    elif console.is_terminal:
-        tables.print_tables(results, console)
-    else:
-        print(tables.as_text(results))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
-    """A line on standard error, on a terminal only."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Redrawn rarely: it takes a core from the contenders for a moment each time.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        task = progress.add_task("")
-        drawn = -math.inf
-
-        def show(done: int, total: int, what: str) -> None:
-            nonlocal drawn
-            progress.update(task, completed=done, total=total, description=what)
-            if time.monotonic() - drawn > _REDRAW_S:
-                progress.refresh()
-                drawn = time.monotonic()
-
-        yield show
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that the contenders are ended on this way out as well."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -133,8 +133,18 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> Backend:
-        """A backend for some ranks of this group, called by exactly those ranks; `exchange` is among them."""
+    def split(
+        self,
+        ranks: Sequence[int],
+        exchange: Exchange,
+        world_ranks: Sequence[int],
+        timeout: float,
+        check_calls: bool | None = None,
+    ) -> Backend:
+        """A backend for some ranks of this group, called by exactly those ranks; `exchange` is among them.
+
+        `check_calls` is whether it compares calls before it makes them, where that is a choice; None is as here.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -290,22 +290,27 @@ class Communicator(ObjectForms):
 
     # --- groups ---------------------------------------------------------------------------------
 
-    def new_group(self, ranks: Iterable[int] | None = None, timeout: float | None = None) -> Communicator | NonMember:
+    def new_group(
+        self, ranks: Iterable[int] | None = None, timeout: float | None = None, check_calls: bool | None = None
+    ) -> Communicator | NonMember:
         """A group of some of this group's ranks (given as world ranks; in ascending order).
 
         Every rank of this group makes this call with the same ranks; those outside get a `NonMember` and go on.
+        `check_calls` is whether calls are compared between the ranks before they are made (gloo, nccl and mpi; shm
+        always does), by default as in this group.
         """
         members = self._members(ranks)
+        mine = f"new_group({list(members)}" + ("" if check_calls is None else f", check_calls={check_calls}") + ")"
         everybody: list[Any] = [None] * self.size
-        self.all_gather_object(everybody, list(members))
+        self.all_gather_object(everybody, mine)
         for rank, theirs in enumerate(everybody):
-            if theirs != list(members):
+            if theirs != mine:
                 raise CollectiveMismatch(
-                    f"rank {self.ranks[rank]} called new_group({theirs}) while rank {self.ranks[self.rank]} called "
-                    f"new_group({list(members)}): every rank must make the same call",
+                    f"rank {self.ranks[rank]} called {theirs} while rank {self.ranks[self.rank]} called "
+                    f"{mine}: every rank must make the same call",
                     rank=self.ranks[rank],
-                    mine=f"new_group({list(members)})",
-                    theirs=f"new_group({theirs})",
+                    mine=mine,
+                    theirs=theirs,
                 )
         name = f"{self.name} > ranks {', '.join(map(str, members))}"
         if self.ranks[self.rank] not in members:
@@ -313,7 +318,7 @@ class Communicator(ObjectForms):
         group_ranks = [self.ranks.index(rank) for rank in members]
         limit = timeout or self.timeout
         exchange = self._exchange_among(group_ranks)
-        backend = self._calls.guarded(lambda backend: backend.split(group_ranks, exchange, members, limit))
+        backend = self._calls.guarded(lambda backend: backend.split(group_ranks, exchange, members, limit, check_calls))
         return Communicator(backend, members, limit, name, self.allow_pickle, self.family)
 
     def _members(self, ranks: Iterable[int] | None) -> tuple[int, ...]:

@@ -187,9 +187,11 @@ class DistributedContext:
         """The backend in use, which "auto" has chosen."""
         return self.world.backend_name
 
-    def new_group(self, ranks: Any = None, timeout: float | None = None) -> Communicator | NonMember:
+    def new_group(
+        self, ranks: Any = None, timeout: float | None = None, check_calls: bool | None = None
+    ) -> Communicator | NonMember:
         """A group of some ranks; every rank of the world makes this call (see Communicator.new_group)."""
-        return self.world.new_group(ranks, timeout)
+        return self.world.new_group(ranks, timeout, check_calls)
 
     # --- how the ranks meet ---------------------------------------------------------------------
 

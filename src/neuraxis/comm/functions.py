@@ -93,9 +93,11 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     return list(group.ranks).index(global_rank)
 
 
-def new_group(ranks: Iterable[int] | None = None, timeout: float | None = None) -> Group:
+def new_group(
+    ranks: Iterable[int] | None = None, timeout: float | None = None, check_calls: bool | None = None
+) -> Group:
     """A group of some ranks. Every rank of the world must make this call; those outside get a NonMember."""
-    return _context.current_context().new_group(ranks, timeout)
+    return _context.current_context().new_group(ranks, timeout, check_calls)
 
 
 def destroy_group(group: Group) -> None:

@@ -57,7 +57,12 @@ class LocalBackend(Backend):
         return self._messages.ireceive(buffer, tag)
 
     def split(
-        self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float
+        self,
+        ranks: Sequence[int],
+        exchange: Exchange,
+        world_ranks: Sequence[int],
+        timeout: float,
+        check_calls: bool | None = None,
     ) -> LocalBackend:
         return LocalBackend()
 

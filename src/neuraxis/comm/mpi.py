@@ -165,12 +165,19 @@ class MpiBackend(Backend):
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> MpiBackend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        exchange: Exchange,
+        world_ranks: Sequence[int],
+        timeout: float,
+        check_calls: bool | None = None,
+    ) -> MpiBackend:
         group = self._comm.Get_group().Incl(list(ranks))
         members = self._comm.Create_group(group)
         group.Free()
         try:
-            return MpiBackend(timeout, members, world_ranks, self._check_calls)
+            return MpiBackend(timeout, members, world_ranks, self._check_calls if check_calls is None else check_calls)
         finally:
             members.Free()
 

@@ -27,7 +27,9 @@ class NonMember:
     def __bool__(self) -> bool:
         return False
 
-    def new_group(self, ranks: Iterable[int] | None = None, timeout: float | None = None) -> NonMember:
+    def new_group(
+        self, ranks: Iterable[int] | None = None, timeout: float | None = None, check_calls: bool | None = None
+    ) -> NonMember:
         """A group within a group that this rank is not in: it is not in that one either."""
         return NonMember(tuple(sorted(self.ranks if ranks is None else ranks)), self._me, self._operations)
 

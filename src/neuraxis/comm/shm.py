@@ -306,7 +306,14 @@ class ShmBackend(Backend):
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> ShmBackend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        exchange: Exchange,
+        world_ranks: Sequence[int],
+        timeout: float,
+        check_calls: bool | None = None,
+    ) -> ShmBackend:
         label = "group of ranks " + ", ".join(map(str, world_ranks))
         return ShmBackend(
             list(ranks).index(self.rank),

@@ -220,7 +220,14 @@ class TorchBackend(Backend):
 
     # --- groups and the end ---------------------------------------------------------------------
 
-    def split(self, ranks: Sequence[int], exchange: Exchange, world_ranks: Sequence[int], timeout: float) -> Backend:
+    def split(
+        self,
+        ranks: Sequence[int],
+        exchange: Exchange,
+        world_ranks: Sequence[int],
+        timeout: float,
+        check_calls: bool | None = None,
+    ) -> Backend:
         return type(self)(
             list(ranks).index(self.rank),
             len(ranks),
@@ -229,7 +236,7 @@ class TorchBackend(Backend):
             self._address,
             self._host_identity,
             world_ranks,
-            self._check_calls,
+            self._check_calls if check_calls is None else check_calls,
         )
 
     def close(self) -> None:

@@ -44,9 +44,11 @@ class ContenderFailed(NeuraxisError, RuntimeError):
 
 
 class Contender:
-    """The processes of one contender and the lines to them."""
+    """The processes of one contender and the lines to them. `program` is the module that a rank runs."""
 
-    def __init__(self, name: str, ranks: int, address: str, token: str) -> None:
+    def __init__(
+        self, name: str, ranks: int, address: str, token: str, program: str = "neuraxis.observe.bench_rank"
+    ) -> None:
         self.name = name
         self.connections: dict[int, Connection] = {}
         self._ranks = ranks
@@ -54,7 +56,7 @@ class Contender:
         self._processes: list[subprocess.Popen[bytes]] = []
         variables = {ADDRESS: address, CONTENDER: name, TOKEN: token, "OMP_NUM_THREADS": "1"}
         # -P: a file of the user's working folder must not be taken for a module.
-        command = [sys.executable, "-P", "-m", "neuraxis.observe.bench_rank"]
+        command = [sys.executable, "-P", "-m", program]
         try:
             if name == "mpi":
                 self._start([*_mpirun(ranks), *command], {**os.environ, **variables})
@@ -89,7 +91,7 @@ class Contender:
         return any(process.poll() is not None for process in self._processes)
 
     def ask(self, ask: Ask) -> Reply:
-        """What all ranks say to `ask`: the longest time, or the first problem."""
+        """What all ranks say to `ask`: the longest time, the largest of each fact, or the first problem."""
         message = msgspec.msgpack.encode(ask)
         waiting = dict(self.connections)
         deadline = time.monotonic() + _ASK_LIMIT_S
@@ -105,6 +107,8 @@ class Contender:
                 for rank in [rank for rank, connection in waiting.items() if connection in ready]:
                     reply = msgspec.msgpack.decode(waiting.pop(rank).recv_bytes(), type=Reply)
                     answer.seconds = max(answer.seconds, reply.seconds)
+                    for fact, value in reply.facts.items():
+                        answer.facts[fact] = max(value, answer.facts.get(fact, value))
                     if reply.problem and not answer.problem:
                         answer.problem = reply.problem
                         deadline = min(deadline, time.monotonic() + _STRAGGLER_LIMIT_S)

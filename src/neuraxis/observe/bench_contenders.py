@@ -91,10 +91,10 @@ class Contenders:
         failed: name → reason of those that could not be started or were given up.
     """
 
-    def __init__(self, names: Sequence[str], ranks: int) -> None:
+    def __init__(self, names: Sequence[str], ranks: int, program: str = "neuraxis.observe.bench_rank") -> None:
         self.running: dict[str, Contender] = {}
         self.failed: dict[str, str] = {}
-        self._names, self._ranks = names, ranks
+        self._names, self._ranks, self._program = names, ranks, program
         self._token = secrets.token_hex(16)
 
     def __enter__(self) -> Contenders:
@@ -137,7 +137,7 @@ class Contenders:
         with signals_later():
             for name in self._names:
                 try:
-                    self.running[name] = Contender(name, self._ranks, address, self._token)
+                    self.running[name] = Contender(name, self._ranks, address, self._token, self._program)
                 except LaunchError as error:
                     self.failed[name] = str(error)
 

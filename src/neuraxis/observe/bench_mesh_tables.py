@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neuraxis.errors import InvalidArgument
+from neuraxis.observe import bench_page
 from neuraxis.observe.bench_mesh import Results, verdicts, window_trips
 from neuraxis.observe.bench_mesh_brain import BrainEntry
 from neuraxis.observe.bench_mesh_brains import BRAINS
@@ -19,7 +19,7 @@ from neuraxis.observe.bench_tables import Rows, machine_lines, markdown_table, t
 
 __all__ = ["BEGIN", "END", "as_data", "as_markdown", "as_text", "check_marked", "print_tables", "write_between"]
 
-BEGIN, END = "<!-- neuraxis bench mesh: begin -->", "<!-- neuraxis bench mesh: end -->"
+BEGIN, END = bench_page.marks("mesh")
 
 Tables = list[tuple[str, list[str], Rows, str]]  # title, headings, rows, what they mean
 
@@ -74,25 +74,12 @@ def print_tables(results: Results, console: Console) -> None:
 
 def check_marked(path: Path) -> None:
     """Raise now, and not after minutes, if there is no place in a file for the tables."""
-    _split(path)
+    bench_page.check_marked(path, "mesh")
 
 
 def write_between(results: Results, path: Path) -> None:
     """Put the tables, as Markdown, between the two marks in a file."""
-    before, after = _split(path)
-    path.write_text(f"{before}{BEGIN}\n\n{as_markdown(results)}\n\n{END}{after}")
-
-
-def _split(path: Path) -> tuple[str, str]:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise InvalidArgument(f"--into {path}: cannot be read: {error.strerror}") from None
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InvalidArgument(f"--into {path}: it needs the lines {BEGIN} and {END}, between which the tables go")
-    return before, after
+    bench_page.write_between(path, "mesh", as_markdown(results))
 
 
 def _heading(results: Results) -> list[str]:

@@ -12,15 +12,18 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Client, Connection
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from neuraxis.observe.bench_calls import Calls, open_calls
 from neuraxis.observe.bench_patterns import Buffers
 
-__all__ = ["ADDRESS", "CONTENDER", "TOKEN", "Ask", "Hello", "Reply", "main"]
+__all__ = ["ADDRESS", "CONTENDER", "TOKEN", "Ask", "Hello", "Reply", "main", "serve_rank"]
 
 ADDRESS, CONTENDER, TOKEN = "NEURAXIS_BENCH_ADDRESS", "NEURAXIS_BENCH_CONTENDER", "NEURAXIS_BENCH_TOKEN"
 
@@ -47,34 +50,51 @@ class Ask(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """How long the calls took on this rank, or why they failed."""
+    """How long the calls took on this rank, or why they failed. `facts`: what else there is to tell, by name."""
 
     seconds: float = 0.0
     problem: str = ""
+    facts: dict[str, float] = {}
+
+
+class Member(Protocol):
+    """One rank's membership in what is measured."""
+
+    rank: int
+
+    def close(self) -> None: ...
+
+
+M = TypeVar("M", bound=Member)
 
 
 def main() -> None:
+    serve_rank(open_calls, _measure)
+
+
+def serve_rank(join: Callable[[str, float], M], answer: Callable[[M, Ask], Reply]) -> None:
+    """Join a contender's group, say so, and answer what is asked until the end is asked for."""
     contender = os.environ[CONTENDER]
     connection = Client(os.environ[ADDRESS], "AF_UNIX")
     hello = Hello(os.environ.pop(TOKEN), contender)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, asks), daemon=True).start()
     try:
-        calls = open_calls(contender, _CALL_LIMIT_S)
+        member = join(contender, _CALL_LIMIT_S)
     except Exception as error:
         hello.problem = _one_line(error)
         connection.send_bytes(msgspec.msgpack.encode(hello))
         raise SystemExit(1) from error
-    hello.rank = calls.rank
+    hello.rank = member.rank
     connection.send_bytes(msgspec.msgpack.encode(hello))
-    _serve(connection, asks, calls)
-    calls.close()
+    _serve(connection, asks, partial(answer, member))
+    member.close()
 
 
-def _serve(connection: Connection, asks: queue.SimpleQueue[Ask], calls: Calls) -> None:
+def _serve(connection: Connection, asks: queue.SimpleQueue[Ask], answer: Callable[[Ask], Reply]) -> None:
     while (ask := asks.get()).pattern:
         try:
-            reply = Reply(_measure(calls, ask))
+            reply = answer(ask)
         except Exception as error:
             reply = Reply(problem=_one_line(error))
         connection.send_bytes(msgspec.msgpack.encode(reply))
@@ -91,7 +111,7 @@ def _read(connection: Connection, asks: queue.SimpleQueue[Ask]) -> None:
             return
 
 
-def _measure(calls: Calls, ask: Ask) -> float:
+def _measure(calls: Calls, ask: Ask) -> Reply:
     buffers = Buffers(ask.pattern, ask.size, calls.ranks, calls.rank)
     operation = calls.operation(buffers)
     buffers.fill()
@@ -116,7 +136,7 @@ def _measure(calls: Calls, ask: Ask) -> float:
     finally:
         if collecting:
             gc.enable()
-    return seconds
+    return Reply(seconds)
 
 
 def _one_line(error: BaseException) -> str:

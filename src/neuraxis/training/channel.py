@@ -1,0 +1,99 @@
+"""How a parameter server and its workers talk: named parties that ask each other.
+
+`Channel` is what they need of a way of communicating. The mesh fills it here; remote procedure calls can be given
+in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from neuraxis.mesh import Message, Node
+from neuraxis.training.pieces import Pieces, restored, taken_apart
+
+__all__ = ["Channel", "Handler", "MeshChannel"]
+
+_PIECE_BYTES = 8 << 20
+_PUT, _GET = "training/put", "training/get"
+
+Handler = Callable[[dict[str, Any]], Any]
+
+
+class Channel(Protocol):
+    """One party's end. Values are plain data and tensors; nothing is pickled."""
+
+    name: str
+
+    def serve(self, topic: str, handler: Handler, threads: int) -> None:
+        """Answer what others ask under a topic; `threads` of them at the same time."""
+
+    def announce(self) -> None:
+        """Let the others see this party: all that it serves is in place."""
+
+    def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
+        """Ask another party, once.
+
+        Raises NodeGone if it is not there or goes meanwhile, RequestTimeout if it takes too long, RequestFailed if
+        its handler raised.
+        """
+
+    def here(self, name: str) -> bool:
+        """Whether a party is there, as far as is known; one that has died is not, after a second or so."""
+
+    def wait_for(self, name: str, timeout: float) -> bool:
+        """Wait until a party is there; whether it is."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
+class MeshChannel:
+    """A node of a mesh. One that is given stays open when the channel is closed.
+
+    A message of the mesh has a largest size: tensors beyond `piece_bytes` travel in pieces.
+    """
+
+    def __init__(
+        self, name: str, mesh: str = "default", *, node: Node | None = None, piece_bytes: int = _PIECE_BYTES
+    ) -> None:
+        self._owns = node is None
+        self._node = node or Node(name, role="training", mesh=mesh, announce=False)
+        self.name = self._node.name
+        self._piece_bytes = piece_bytes
+        self._asked = Pieces()  # of questions that are still to come
+        self._answered = Pieces()  # of answers that were given
+        self._serves_pieces = False
+
+    def serve(self, topic: str, handler: Handler, threads: int) -> None:
+        def answer(message: Message) -> Any:
+            result = handler(restored(message.value, self._asked.take))
+            return taken_apart(result, self._piece_bytes, self._answered.keep)
+
+        if not self._serves_pieces:
+            self._serves_pieces = True
+            self._node.serve(_PUT, lambda message: self._asked.keep(message.value["token"], message.value["piece"]))
+            self._node.serve(_GET, lambda message: self._answered.take(message.value["token"]))
+        self._node.serve(topic, answer, type=dict, threads=threads)
+
+    def announce(self) -> None:
+        self._node.announce()
+
+    def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
+        question = taken_apart(
+            value,
+            self._piece_bytes,
+            lambda token, piece: self._node.request(to, _PUT, {"token": token, "piece": piece}, timeout),
+        )
+        answer = self._node.request(to, topic, question, timeout)
+        return restored(answer, lambda token: self._node.request(to, _GET, {"token": token}, timeout))
+
+    def here(self, name: str) -> bool:
+        return self._node.peer(name) is not None
+
+    def wait_for(self, name: str, timeout: float) -> bool:
+        return not self._node.wait_for([name], timeout)
+
+    def close(self) -> None:
+        if self._owns:
+            self._node.close()

@@ -1,0 +1,399 @@
+"""One step's gradients: ready, packed, sent, averaged.
+
+A hook on each parameter counts; a bucket whose gradients are all there is packed and sent at once, in the order of the
+plan, while the backward pass goes on. The last bucket goes when the pass is over, in the thread that runs it: a small
+model is one bucket, and needs no other thread. It brings what each rank's samples were, hence the divisor.
+
+How much a rank's batch counts is told by the outputs of its forward passes: a hook on them says that they take part
+in this backward pass. No bucket is sent before every forward pass since the last one has been heard of, because what
+is packed is multiplied by the sum. (A forward pass that takes no part at all costs the overlap of one step.)
+
+The engine's `queue_callback` and its companions are not public in torch; its own DDP and FSDP use them too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from neuraxis.comm import Communicator
+from neuraxis.errors import InvalidArgument, StepInterrupted
+from neuraxis.training.buckets import Bucket, plan_buckets
+from neuraxis.training.control_words import SHADOW, ControlWords
+from neuraxis.training.packing import pack
+from neuraxis.training.sending import Sender
+
+if TYPE_CHECKING:
+    from neuraxis.training.compression import Codec
+
+__all__ = ["Forward", "Reducer", "ReducerOptions"]
+
+_queue_callback = Variable._execution_engine.queue_callback
+_backward_under_way = torch._C._current_graph_task_id  # -1 outside of one
+_will_run = torch._C._will_engine_execute_node
+
+
+class _Mode(enum.Enum):
+    SEND = "the gradients are sent"
+    GATHER = "they are added up in the buckets"
+    KEEP = "they stay where they are"
+    REST = "nobody asks for them"
+
+
+@dataclass(frozen=True)
+class ReducerOptions:
+    """How gradients are averaged. `weighted`: by the ranks' samples, else summed."""
+
+    weighted: bool = True
+    overlap: bool = True
+    first_bytes: int = 1 << 20
+    bucket_bytes: int = 4 << 20
+
+
+class Forward:
+    """A forward pass that may take part in a backward pass. `samples` is how much its batch counts."""
+
+    __slots__ = ("heard_in", "samples")
+
+    def __init__(self, samples: float) -> None:
+        self.samples = samples
+        self.heard_in = -1  # the backward pass that last went through it
+
+
+class Reducer:
+    """Averages the gradients of `parameters` over `group`; of one rank's own blocks where `group` is None.
+
+    `finished(weights)` is called after each exchange with the samples of each rank.
+
+    Attributes:
+        steps: how many exchanges were completed.
+        latest_weights: the samples of each rank in the last of them; SHADOW for one that only took part.
+        shadowing: whether this rank is one of those now (see `joining`).
+        blocks: how many blocks of an accumulation there have been since (see `accumulation`).
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        group: Communicator | None,
+        options: ReducerOptions,
+        codec: Codec | None = None,
+        finished: Callable[[list[float]], None] | None = None,
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.steps = 0
+        self.latest_weights: list[float] = []
+        self.shadowing = False
+        self.blocks = 0
+        self._finished = finished
+        self.sender = Sender(group, codec, options.overlap, options.weighted)
+        self._rank, self._size = (0, 1) if group is None else (group.rank, group.size)
+        self._mode = _Mode.REST if group is None else _Mode.SEND
+        self._handles: list[Any] = []
+        self._backwards = 0
+        # Since the last exchange: samples of blocks that lie in the buckets, and of gradients that lie in .grad.
+        self._gathered, self._gathered_samples = False, 0.0
+        self._counted, self._samples = False, 0.0
+        self._failure: StepInterrupted | None = None
+        self.plan_for(parameters)
+
+    # --- the plan -------------------------------------------------------------------------------
+
+    def plan_for(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Forget the old parameters and take care of these."""
+        if self._gathered:
+            raise InvalidArgument(
+                "the module was moved, or what is trained of it was changed, in the middle of an accumulation"
+            )
+        self.close_hooks()
+        if self.sender.codec is not None:
+            self.sender.codec.reset()
+        options = self.options
+        self.plan = plan_buckets(
+            parameters,
+            options.first_bytes,
+            options.bucket_bytes,
+            self._size,
+            control_apart=self.sender.codec is not None,
+        )
+        buckets = self.plan.buckets
+        self._last = len(buckets) - 1
+        self._fired = bytearray(len(parameters))
+        self._used = bytearray(len(parameters))
+        self._full = [len(bucket.parameters) for bucket in buckets]
+        self._waiting = list(self._full)
+        self._words = ControlWords(self.plan, self._rank)
+        # To tell a backward pass, which fills every .grad, from one that was asked for some gradients only.
+        first = parameters[0][1] if parameters else None
+        self._a_leaf = None if first is None else first.view_as(first).grad_fn.next_functions[0][0]
+        self._forget_backward()
+        self.drop()
+        for place, (_, parameter) in enumerate(parameters):
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(place)))
+
+    def close_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # --- a forward pass -------------------------------------------------------------------------
+
+    def forward_begins(self, samples: float) -> Forward:
+        """A forward pass whose output may be taken back; StepInterrupted if the last step was left half sent."""
+        if self._begun and _backward_under_way() == -1:
+            self._was_interrupted()
+        if self._failure is not None:
+            raise self._failure
+        self._forwards += 1
+        self._samples_unheard += samples
+        return Forward(samples)
+
+    def watch(self, output: Tensor, forward: Forward) -> None:
+        """Notice when a backward pass goes through this output of a forward pass."""
+        if output.grad_fn is not None:  # a hook on what made it, which is quicker to set than one on the tensor
+            output.grad_fn.register_prehook(partial(self._heard, forward))
+
+    def _heard(self, forward: Forward, _: tuple[Tensor, ...]) -> None:
+        if self._mode is _Mode.REST:
+            return
+        if not self._begun:
+            if not self._fills_gradients():
+                return
+            self._begin()
+        if forward.heard_in != self._backwards:
+            forward.heard_in = self._backwards
+            self._samples += forward.samples
+            self._heard_of += 1
+            if self.options.overlap and self._heard_of == self._forwards:
+                self._send_what_is_full()
+
+    def _fills_gradients(self) -> bool:
+        try:
+            return self._a_leaf is not None and bool(_will_run(self._a_leaf))
+        except RuntimeError:  # what torch says of a leaf when it was asked for that leaf's gradient
+            return False
+
+    # --- a backward pass ------------------------------------------------------------------------
+
+    def _hook(self, place: int) -> Callable[[Tensor], None]:
+        bucket, fired, used, waiting = self.plan.bucket_of[place], self._fired, self._used, self._waiting
+        overlap = self.options.overlap
+
+        def ready(_: Tensor) -> None:
+            if self._mode is _Mode.REST:
+                return
+            if not self._begun:
+                self._begin()
+            if fired[place]:
+                self._fired_again(place)
+                return
+            fired[place] = used[place] = 1
+            waiting[bucket] -= 1
+            if overlap and bucket == self._next and not waiting[bucket]:
+                self._send_what_is_full()
+
+        return ready
+
+    def _begin(self) -> None:
+        self._begun = True
+        _queue_callback(self._end)
+
+    def _send_what_is_full(self) -> None:
+        if self._mode is not _Mode.SEND or self._heard_of < self._forwards:
+            return
+        with torch.no_grad():
+            while self._next < self._last and not self._waiting[self._next]:
+                self._send(self._next)
+
+    def _send(self, index: int) -> None:
+        bucket = self.plan.buckets[index]
+        weight = self._weight()
+        self._pack(bucket, weight)
+        self._next = index + 1
+        self.sender.start(bucket, self._gathered_samples + weight if self.options.weighted else 1.0)
+
+    def _fired_again(self, place: int) -> None:
+        if self.plan.bucket_of[place] >= self._next:
+            return  # it is not sent yet, so what came now goes with it
+        self._fail(
+            f"the gradient of {self.plan.names[place]!r} was added to after it was sent: it is used in several parts "
+            "of a backward pass (reentrant checkpointing?). Use checkpoint(..., use_reentrant=False), or "
+            "DataParallel(..., overlap=False)"
+        )
+
+    def _end(self) -> None:
+        """What a backward pass ends with."""
+        if torch.is_grad_enabled():  # it was asked to create a graph, in which this has no part
+            with torch.no_grad():
+                self._end()
+            return
+        try:
+            if self._mode is _Mode.SEND:
+                self._exchange()
+            elif self._mode is _Mode.GATHER:
+                self._gather()
+            else:
+                self._counted = self._counted or bool(self._forwards)
+                self._samples = self._samples_so_far()
+        finally:
+            self._forget_backward()
+
+    def _samples_so_far(self) -> float:
+        """Of the backward passes since the last exchange; of all forward passes where none was heard of."""
+        return self._samples if self._heard_of else self._samples + self._samples_unheard
+
+    def _weight(self) -> float:
+        """What this backward pass's gradients are multiplied by."""
+        return self._own_samples() if self.options.weighted else 1.0
+
+    def _own_samples(self) -> float:
+        known = self._counted or self._forwards or self._heard_of
+        return self._samples_so_far() if known else 1.0
+
+    def _forget_backward(self) -> None:
+        self._begun = False
+        self._next = 0
+        self._forwards = self._heard_of = 0
+        self._samples_unheard = 0.0
+        self._backwards += 1
+        self._fired[:] = bytes(len(self._fired))
+        self._waiting[:] = self._full
+        self.sender.forget()
+
+    def _pack(self, bucket: Bucket, weight: float) -> None:
+        pack(bucket, weight, add=self._gathered, some_missing=bool(self._waiting[bucket.index]))
+
+    def _gather(self) -> None:
+        weight = self._weight()
+        for bucket in self.plan.buckets:
+            self._pack(bucket, weight)
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self._gathered = True
+        self._gathered_samples += self._own_samples()
+        self._samples, self._counted = 0.0, False
+
+    # --- the exchange ---------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        while self._next < self._last:
+            self._send(self._next)
+        weight = self._weight()
+        samples = SHADOW if self.shadowing else self._gathered_samples + self._own_samples()
+        tail = self.plan.buckets[self._last]
+        self._pack(tail, weight)
+        self._words.write(samples, self._used)
+        self.sender.finish(tail)
+        weights, used = self._words.read()
+        self._divide(sum(weight for weight in weights if weight > 0))
+        for bucket in self.plan.buckets:
+            for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
+                if used[place]:
+                    parameter.grad = view
+        self.drop()
+        self._complete(weights)
+
+    def release_gradients(self) -> None:
+        """Let each .grad be memory of its own, which further exchanges leave alone."""
+        for bucket in self.plan.buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is view:
+                    parameter.grad = view.clone()
+
+    def shadow(self) -> list[float]:
+        """Take part in the others' step with nothing; the samples of each rank."""
+        with torch.no_grad():
+            for bucket in self.plan.buckets:
+                bucket.values.zero_()
+                if bucket.index < self._last:
+                    self.sender.start(bucket, 0.0)
+            self._words.write(SHADOW, bytes(len(self._used)))
+            self.sender.finish(self.plan.buckets[self._last])
+            weights, _ = self._words.read()
+            self.drop()
+            self._forget_backward()
+            self._complete(weights)
+            return weights
+
+    def _divide(self, samples: float) -> None:
+        if not self.options.weighted or not samples:
+            return
+        self.sender.divided_by(samples)
+        if len(self.plan.values) == 1:
+            self.plan.values[0].mul_(1.0 / samples)
+        else:
+            torch._foreach_mul_(self.plan.values, 1.0 / samples)
+
+    def _complete(self, weights: list[float]) -> None:
+        self.steps += 1
+        self.latest_weights = weights
+        if self._finished is not None:
+            self._finished(weights)
+
+    # --- how backward passes are meant -------------------------------------------------------------
+
+    @contextmanager
+    def gathering(self, complete: bool) -> Iterator[None]:
+        """Backward passes within it are blocks of an accumulation, of which the complete one sends."""
+        before, self._mode = self._mode, _Mode.SEND if complete else _Mode.GATHER
+        try:
+            yield
+        finally:
+            self._mode = before
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Gradients of backward passes within it add up in .grad, and go with the next one outside."""
+        before, self._mode = self._mode, _Mode.KEEP
+        try:
+            yield
+        finally:
+            self._mode = before
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is asked of backward passes now."""
+        return self._mode is _Mode.REST
+
+    def drop(self) -> None:
+        """Forget what was accumulated and not sent."""
+        self.blocks = 0
+        self._gathered = self._counted = False
+        self._gathered_samples = self._samples = 0.0
+        self._used[:] = bytes(len(self._used))
+
+    # --- when things go wrong ---------------------------------------------------------------------
+
+    def _was_interrupted(self) -> None:
+        if self._next == 0:
+            if not self._gathered:
+                self.drop()
+            self._forget_backward()
+            return
+        self._fail(
+            "the last backward pass was left by an exception after some of its gradients had been sent; the ranks no "
+            "longer agree, and the others were told so. Restart from a checkpoint"
+        )
+
+    def _fail(self, reason: str) -> None:
+        """The gradients' group can no longer be used: let the others know, and say so from now on."""
+        self._failure = StepInterrupted(reason)
+        if self.group is not None:
+            self.group.abort()
+        raise self._failure
+
+    def close(self) -> None:
+        """Let go of the parameters and of the group."""
+        self.close_hooks()
+        self.sender.close()
+        if self.group is not None:
+            self.group.destroy()

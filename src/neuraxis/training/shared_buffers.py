@@ -1,0 +1,37 @@
+"""Buffers, the same on all ranks after each step: those of a rank that had data are taken by all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from neuraxis.comm import Communicator
+from neuraxis.training.sameness import spread_tensors
+from neuraxis.training.sync_batch_norm import SyncBatchNorm
+
+__all__ = ["SharedBuffers"]
+
+
+class SharedBuffers:
+    """The buffers of a module, except those of SyncBatchNorm, which are equal by computation."""
+
+    def __init__(self, module: nn.Module, group: Communicator) -> None:
+        self._group = group
+        # By name, and not the tensors: a module may assign new ones.
+        self._places = [
+            (owner, name)
+            for owner in module.modules()
+            if not isinstance(owner, SyncBatchNorm)
+            for name, _ in owner.named_buffers(recurse=False)
+        ]
+
+    def after_step(self, weights: list[float]) -> None:
+        """Take those of the lowest rank with data; `weights` are the samples of each rank. Collective."""
+        source = next((rank for rank, weight in enumerate(weights) if weight > 0), None)
+        if self._places and source is not None:
+            with torch.no_grad():
+                spread_tensors(self._tensors(), self._group, source)
+
+    def _tensors(self) -> list[Tensor]:
+        buffers = (getattr(owner, name) for owner, name in self._places)
+        return [buffer for buffer in buffers if isinstance(buffer, Tensor)]

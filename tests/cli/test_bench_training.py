@@ -1,0 +1,248 @@
+"""`neuraxis bench training` as a user runs it, with the smallest model; and what its numbers are held against."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuraxis.errors import InvalidArgument
+from neuraxis.observe.bench_contenders import LeftOut
+from neuraxis.observe.bench_page import marks
+from neuraxis.observe.bench_training import Entry, Results
+from neuraxis.observe.bench_training_plan import MODELS, WAYS, Plan, left_out_ways, parse_models
+from neuraxis.observe.bench_training_tables import as_data, as_markdown, as_text, write_between
+from neuraxis.observe.bench_training_targets import verdicts
+from tests.cli.marked import MARK, marked, run_marked
+
+COMMAND = [sys.executable, "-m", "neuraxis", "bench", "training"]
+LIMIT_S = 160
+TOGETHER = [name for name, way in WAYS.items() if way.crew != "cuda"]
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="training needs torch")
+
+
+@pytest.fixture(scope="module")
+def run() -> dict[str, Any]:
+    done = run_marked([*COMMAND, "--quick", "--repeats", "1", "--models", "mlp", "--json"], LIMIT_S)
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+    assert done.stderr == ""
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+@needs_torch
+@pytest.mark.timeout(170)
+def test_every_way_is_measured_and_equal_ways_are_equal(run: dict[str, Any]) -> None:
+    assert run["failures"] == run["disagreements"] == []
+    entries = {entry["way"]: entry for entry in run["entries"]}
+    assert [way for way in WAYS if way in entries] == [way for way in WAYS if way not in left_out_ways()]
+    for way in TOGETHER:
+        entry = entries[way]
+        assert len(entry["rounds_us"]) == 1
+        assert entry["step_us"] > 0
+        assert entry["samples_per_s"] == pytest.approx(2 * 32 / entry["step_us"] * 1e6)
+        assert entry["overhead_us"] == pytest.approx(entry["step_us"] - entries["one"]["step_us"])
+    # Ranks have data of their own: by itself a module goes another way than with the others.
+    assert abs(entries["one"]["along"] - entries["shm"]["along"]) > 0.01 * entries["shm"]["moved"]
+
+
+@needs_torch
+@pytest.mark.timeout(170)
+def test_compression_sends_fewer_bytes_and_tells_its_error(run: dict[str, Any]) -> None:
+    entries = {entry["way"]: entry for entry in run["entries"]}
+    gradients = 4 * (64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
+    assert entries["ddp-gloo"]["bytes"] == gradients
+    # Beside the gradients: the samples of two ranks, and whether each of six parameters was used.
+    assert entries["shm"]["bytes"] == entries["gloo"]["bytes"] == gradients + 4 * (2 + 6)
+    assert entries["unsent"]["bytes"] == entries["one"]["bytes"] == 0
+    assert gradients / 2 <= entries["shm-fp16"]["bytes"] < 0.51 * gradients
+    assert entries["shm-topk"]["bytes"] < 0.03 * gradients
+    assert 0 < entries["shm-fp16"]["error"] < 2**-10
+    assert 0 < entries["shm-topk"]["error"] < 1
+    assert entries["shm"]["error"] == 0
+
+
+@needs_torch
+@pytest.mark.timeout(170)
+def test_tables_of_a_run(run: dict[str, Any], tmp_path: Path) -> None:
+    results = msgspec.convert(run, Results)
+    assert results.sound
+    text = as_text(results)
+    assert re.search(r"^ *way +step ms +samples/s +overhead µs +of ddp-gloo's +bytes a step +error$", text, re.M)
+    assert re.search(r"^ *ddp-gloo +[\d.]+ +[\d,]+ +-?[\d,]+ +(1\.00|-) +104,488 +-$", text, re.M)
+    assert re.search(r"^ *mlp, shm +[\d.]+ +[\d.]+ +[\d.]+ +one bucket$", text, re.M)
+    assert "shm, gloo, ddp-gloo, ddp-shm, shm-late, gloo-late came to the same parameters." in text
+    begin, end = marks("training")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    write_between(results, page)
+    write_between(results, page)
+    written = page.read_text()
+    assert written.startswith(f"before\n{begin}\n")
+    assert written.endswith(f"{end}\nafter\n")
+    assert "old" not in written
+    assert written.count(as_markdown(results)) == 1
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_when_it_is_ended_early(number: int) -> None:
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        COMMAND,
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: len(marked(mark)) >= 5)  # the command and two ranks each over shm and gloo
+        process.send_signal(number)
+        assert process.wait(60) != 0
+        wait_until(lambda: not marked(mark))
+    finally:
+        process.kill()
+        process.wait()
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_models_on_three_ranks() -> None:
+    done = run_marked([*COMMAND, "--quick", "--repeats", "1", "-n", "3", "--json"], 280)
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+    run = json.loads(done.stdout)
+    assert {entry["model"] for entry in run["entries"]} == set(MODELS)
+    assert all(len(entry["rounds_us"]) == 1 for entry in run["entries"])
+
+
+def wait_until(condition: Any, limit_s: float = 90.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+# --- figures, without a run ---
+
+
+def results_of(times_us: dict[str, list[float]], model: str = "mlp", size: float = 1e5) -> Results:
+    entries = [Entry(model, way, 10, size, 0.0, 2.0, 0.5, rounds) for way, rounds in times_us.items()]
+    plan = Plan((model,), tuple(times_us))
+    return Results(plan, {"cpu": "abacus"}, 0.5, entries, [LeftOut("cuda-one", "gone", "buy one")], [])
+
+
+def test_medians_overheads_and_targets() -> None:
+    results = results_of(
+        {"one": [400.0, 500.0, 9000.0], "shm": [900.0, 800.0, 950.0], "ddp-gloo": [2500.0, 100.0, 2600.0]}
+    )
+    assert results.step_us("mlp", "shm") == 900.0
+    assert results.overhead_us("mlp", "shm") == 400.0
+    assert results.overhead_ratio("mlp", "shm") == 400.0 / 2000.0
+    assert results.samples_per_s("mlp", "shm") == pytest.approx(64 / 900e-6)
+    assert [str(verdict) for verdict in verdicts(results)] == [
+        "mlp: overhead over shm 0.20 of ddp-gloo's, wanted 0.33 at most: met",
+        "mlp: a step over shm takes 0.36 of ddp-gloo's time, wanted 1 at most: met",
+    ]
+    data = as_data(results)
+    assert [target["met"] for target in data["targets"]] == [True, True]
+    assert data["entries"][1]["overhead_by_ddp_gloo"] == 0.2
+
+
+def test_targets_are_missed_where_they_are() -> None:
+    results = results_of({"one": [400.0], "shm": [2700.0], "ddp-gloo": [2600.0]})
+    assert [verdict.met for verdict in verdicts(results)] == [False, False]
+    assert "Targets: 0 of 2 met." in as_text(results)
+    # Without an overhead to compare with, only the whole times are compared.
+    even = results_of({"one": [400.0], "shm": [390.0], "ddp-gloo": [400.0]})
+    assert even.overhead_ratio("mlp", "shm") is None
+    assert [verdict.met for verdict in verdicts(even)] == [True]
+    # The third of the overhead is asked of the small model only.
+    assert len(verdicts(results_of({"one": [4.0], "shm": [9.0], "ddp-gloo": [9.0]}, "conv"))) == 1
+    assert verdicts(results_of({"one": [400.0], "shm": [390.0]})) == []
+
+
+def test_what_is_hidden() -> None:
+    times = {"shm": [13.0], "shm-late": [20.0], "unsent": [10.0]}
+    assert results_of(times, "transformer", 3e6).hidden("transformer", "shm") == pytest.approx(0.7)
+    assert results_of(times, "transformer", 3e6).hidden("transformer", "gloo") is None  # not measured
+    assert results_of(times, "transformer", 1e6).hidden("transformer", "shm") is None  # one bucket
+    times["shm-late"] = [10.4]
+    assert results_of(times, "transformer", 3e6).hidden("transformer", "shm") is None  # too little to hide
+    assert "too little to tell" in as_text(results_of(times, "transformer", 3e6))
+
+
+def test_ways_that_differ_and_failures_are_told() -> None:
+    results = results_of({"shm": [1.0], "gloo": [1.0], "shm-topk": [1.0]})
+    results.entries[2].along = 0.4  # compression is no way that must be equal
+    assert results.sound
+    results.entries[1].along += 0.003
+    assert not results.sound
+    assert "NOT SOUND: parameters differ" in as_text(results)
+    assert results.disagreements == [
+        "mlp: gloo has moved by 2 (0.503 in one direction), shm by 2 (0.5)",
+    ]
+    results.entries[1].along = 0.5
+    results.failures.append("gloo: it broke")
+    assert not results.sound
+    text = as_text(results)
+    assert "failed: gloo: it broke" in text
+    assert "left out: cuda-one: gone: buy one" in text
+
+
+def test_models_are_read_in_their_own_order() -> None:
+    assert parse_models("conv, mlp") == ("mlp", "conv")
+    with pytest.raises(InvalidArgument, match="'rnn' is not one of mlp, conv, transformer"):
+        parse_models("mlp,rnn")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "huge"], "--models: 'huge' is not one of mlp, conv, transformer"),
+        (["--repeats", "0"], "--repeats 0: at least one round is needed"),
+        (["-n", "1"], "-n 1: at least two ranks are needed to train together"),
+        (["--json", "--markdown"], "choose one"),
+        (["--into", "no/such.md"], "--into no/such.md: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from neuraxis.cli.bench import app
+
+    with pytest.raises(SystemExit) as ended:
+        app(["training", *words])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert message in " ".join((captured.out + captured.err).split())
+
+
+def test_into_wants_a_file_with_marks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from neuraxis.cli.bench import app
+
+    begin, end = marks("training")
+    page = tmp_path / "page.md"
+    page.write_text(f"{begin}\n")
+    with pytest.raises(SystemExit):
+        app(["training", "--into", str(page)])
+    assert f"it needs the lines {begin} and {end}" in capsys.readouterr().err
+    assert page.read_text() == f"{begin}\n"
+
+
+def test_the_manual_has_a_place_for_the_tables() -> None:
+    begin, end = marks("training")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+    assert text.count(begin) == text.count(end) == 1

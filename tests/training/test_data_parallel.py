@@ -1,0 +1,732 @@
+"""DataParallel: what is unused, frozen or accumulated, ranks without data, names, and a module as any other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import neuraxis.distributed
+from neuraxis.errors import InvalidArgument, InvalidType, StepInterrupted
+from neuraxis.training import DataParallel, Half, SyncBatchNorm, TopK
+from tests.crew import Crew
+from tests.crew.checks import Checks
+from tests.training.case import (
+    OPTIMIZERS,
+    batch,
+    difference,
+    mine,
+    net,
+    numbers,
+    plain_net,
+    rows_of,
+    same_on_all_ranks,
+    synchronised,
+)
+
+SPLIT = [[3, 5, 1, 2, 4], [1, 4, 2, 3, 1], [2, 2, 6, 1, 5]]
+TINY: dict[str, Any] = {"first_bucket_bytes": 100, "bucket_bytes": 100}
+
+
+def mean_loss(output: Tensor, target: Tensor) -> Tensor:
+    return functional.mse_loss(output, target)
+
+
+class Branches(nn.Module):
+    """Rows of a batch do not say which branch they take: `branch` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+        self.both = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        result: Tensor = self.both(self.branches[branch](x))
+        return result
+
+
+def branches() -> Branches:
+    torch.manual_seed(3)
+    return Branches().double()
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def same_gradients(checks: Checks, got: nn.Module, expected: nn.Module, what: str = "") -> None:
+    theirs = gradients(expected)
+    for name, gradient in gradients(got).items():
+        other = theirs[name]
+        if gradient is None or other is None:
+            checks.equal(gradient is None, other is None, f"{what} {name} is None")
+        else:
+            far = float((gradient - other).abs().max() / other.abs().max().clamp(min=1))
+            checks.equal(far < 1e-13, True, f"{what} {name} off by {far:g}")
+
+
+def parts(context: Any, step: int, data: Callable[[int, int], tuple[Tensor, Tensor]] = numbers) -> tuple[Any, ...]:
+    """This rank's rows and targets, all rows and targets, and how many rows each rank has."""
+    rows = rows_of(SPLIT, step, context.world_size)
+    x, y = data(step, sum(rows))
+    own = mine(rows, context.rank)
+    return x[own], y[own], x, y, rows
+
+
+# --- gradients ---
+
+
+def test_gradients(crew: Crew) -> None:
+    crew.check(gradients_of_all_kinds)
+
+
+def gradients_of_all_kinds(context: Any) -> list[str]:
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    for case in (
+        unused_somewhere,
+        several_forwards,
+        chained_forwards,
+        penalties,
+        sums,
+        own_weights,
+        tied,
+        not_zeroed,
+        only_some_gradients,
+        nested_outputs,
+        module_itself,
+        kept_graph,
+        sparse,
+        other_dtypes,
+        frozen_later,
+    ):
+        case(context, checks(case.__name__))
+    return checks.complaints
+
+
+def unused_somewhere(context: Any, checks: Checks) -> None:
+    """Branch 0 is used by all, 1 by rank 0 alone, 2 by nobody."""
+    for options in ({}, TINY, {"overlap": False}):
+        whole, model = branches(), DataParallel(branches(), **options)
+        for step in range(3):
+            x, y, whole_x, whole_y, rows = parts(context, step)
+            taken = [1 if rank == 0 else 0 for rank in range(context.world_size)]
+            mean_loss(model(x, taken[context.rank]), y).backward()
+            outputs = [whole(whole_x[mine(rows, rank)], branch) for rank, branch in enumerate(taken)]
+            mean_loss(torch.cat(outputs), whole_y).backward()
+            same_gradients(checks, model, whole, f"{options} step {step}")
+            model.zero_grad()
+            whole.zero_grad()
+
+
+def several_forwards(context: Any, checks: Checks) -> None:
+    """Two forwards in one backward, and one that takes no part."""
+    for options in ({}, TINY):
+        whole, model = plain_net(), DataParallel(plain_net(), **options)
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        model(x * 3)
+        (mean_loss(model(x), y) + mean_loss(model(-x), y)).backward()
+        (mean_loss(whole(whole_x), whole_y) + mean_loss(whole(-whole_x), whole_y)).backward()
+        same_gradients(checks, model, whole)
+
+
+def chained_forwards(context: Any, checks: Checks) -> None:
+    """The second forward uses a layer that the first does not: its gradient is ready before the first is heard of."""
+    for options in ({}, TINY):
+        whole, model = branches(), DataParallel(branches(), **options)
+        x, y, whole_x, whole_y, _ = parts(context, 1)
+        mean_loss(model(torch.cat([model(x, 0), x[:, :1]], 1), 1), y).backward()
+        mean_loss(whole(torch.cat([whole(whole_x, 0), whole_x[:, :1]], 1), 1), whole_y).backward()
+        same_gradients(checks, model, whole)
+
+
+def penalties(context: Any, checks: Checks) -> None:
+    """A term of the loss that is not a mean over rows."""
+    whole, model = plain_net(), DataParallel(plain_net())
+    x, y, whole_x, whole_y, _ = parts(context, 2)
+    for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+        penalty = sum(parameter.square().sum() for parameter in network.parameters())
+        (mean_loss(network(rows), targets) + 0.3 * penalty).backward()
+    same_gradients(checks, model, whole)
+
+
+def sums(context: Any, checks: Checks) -> None:
+    whole, model = plain_net(), DataParallel(plain_net(), loss="sum", **TINY)
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+        functional.mse_loss(network(rows), targets, reduction="sum").backward()
+    same_gradients(checks, model, whole)
+
+
+def own_weights(context: Any, checks: Checks) -> None:
+    """A mean over what is not ignored, of which ranks have other shares than of rows."""
+
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = plain_net()
+
+        def forward(self, x: Tensor, classes: Tensor) -> Tensor:
+            result: Tensor = self.inner(x)
+            return result
+
+    whole, model = Told(), DataParallel(Told(), weigh=lambda args, kwargs: float((args[1] != -100).sum()))
+    x, _, whole_x, _, rows = parts(context, 0)
+    classes = torch.arange(sum(rows)) % 2
+    classes[1 : rows[0]] = -100
+    own = classes[mine(rows, context.rank)]
+    functional.cross_entropy(model(x, own), own).backward()
+    functional.cross_entropy(whole(whole_x, classes), classes).backward()
+    same_gradients(checks, model, whole)
+
+
+def tied(context: Any, checks: Checks) -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(4)
+        module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2)).double()
+        module[2].weight = module[0].weight
+        return module
+
+    whole, model = make(), DataParallel(make(), **TINY)
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    mean_loss(model(x), y).backward()
+    mean_loss(whole(whole_x), whole_y).backward()
+    same_gradients(checks, model, whole)
+
+
+def not_zeroed(context: Any, checks: Checks) -> None:
+    """Gradients that are not zeroed, or zeroed in place, where they lie in the bucket."""
+    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    for step in range(4):
+        x, y, whole_x, whole_y, _ = parts(context, step)
+        mean_loss(model(x), y).backward()
+        mean_loss(whole(whole_x), whole_y).backward()
+        same_gradients(checks, model, whole, f"step {step}")
+        if step == 1:
+            model.zero_grad(set_to_none=False)
+            whole.zero_grad(set_to_none=False)
+
+
+def only_some_gradients(context: Any, checks: Checks) -> None:
+    """autograd.grad goes through the output and fills no .grad: nothing is sent for it."""
+    whole, model = plain_net(), DataParallel(plain_net())
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+        rows = rows.clone().requires_grad_()
+        output = network(rows)
+        (slope,) = torch.autograd.grad(output.sum(), rows, create_graph=True)
+        torch.autograd.grad(output.sum(), list(network.parameters()), retain_graph=True)
+        if network is model:
+            checks.equal(model.traffic().steps, 0, "steps")
+        (mean_loss(output, targets) + slope.square().sum(1).mean()).backward()
+    checks.equal(model.traffic().steps, int(context.world_size > 1), "steps")
+    same_gradients(checks, model, whole)
+
+
+def nested_outputs(context: Any, checks: Checks) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = plain_net()
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            y = self.inner(x)
+            return {"outputs": (y, [y * 2]), "text": "none", "first": x}
+
+    class Hidden(Nested):
+        def forward(self, x: Tensor) -> Any:
+            outputs = super().forward(x)
+            return lambda: outputs
+
+    for kind in (Nested, Hidden):
+        whole, model = kind(), DataParallel(kind(), **TINY)
+        x, y, whole_x, whole_y, _ = parts(context, 1)
+        for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+            output = network(rows) if kind is Nested else network(rows)()
+            mean_loss(output["outputs"][0] + output["outputs"][1][0], targets).backward()
+        same_gradients(checks, model, whole, kind.__name__)
+
+
+def module_itself(context: Any, checks: Checks) -> None:
+    """A backward pass that never went through DataParallel's forward: ranks count alike."""
+    model = DataParallel(plain_net())
+    x, y = numbers(context.rank, 3)
+    mean_loss(model.module(x), y).backward()
+    whole = plain_net()
+    losses = [mean_loss(whole(x), y) for x, y in (numbers(rank, 3) for rank in range(context.world_size))]
+    (sum(losses) / context.world_size).backward()  # type: ignore[union-attr]
+    same_gradients(checks, model, whole)
+
+
+def kept_graph(context: Any, checks: Checks) -> None:
+    """Two backward passes through one forward."""
+    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+        loss = mean_loss(network(rows), targets)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    same_gradients(checks, model, whole)
+
+
+def sparse(context: Any, checks: Checks) -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(5)
+        return nn.Sequential(nn.EmbeddingBag(9, 3, mode="sum", sparse=True), nn.Linear(3, 2)).double()
+
+    whole, model = make(), DataParallel(make())
+    _, y, _, whole_y, rows = parts(context, 0)
+    words = torch.arange(2 * sum(rows)).view(-1, 2) % 9
+    mean_loss(model(words[mine(rows, context.rank)]), y).backward()
+    mean_loss(whole(words), whole_y).backward()
+    whole[0].weight.grad = whole[0].weight.grad.to_dense()
+    if context.world_size == 1:
+        model.module[0].weight.grad = model.module[0].weight.grad.to_dense()
+    same_gradients(checks, model, whole)
+
+
+def other_dtypes(context: Any, checks: Checks) -> None:
+    """Half the parameters in bfloat16, some complex: the control words have a bucket of their own."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.low = nn.Linear(3, 3).bfloat16()
+            self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+            self.high = nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            low = self.low(x.bfloat16()).double()
+            result: Tensor = self.high((low * self.turn).abs())
+            return result
+
+    # Values that bfloat16 holds, so that sums of them are exact; and equally many rows on each rank.
+    whole, model = Mixed(), DataParallel(Mixed(), **TINY)
+    x = torch.arange(4.0 * context.world_size * 3).view(-1, 3).double() % 5
+    own = slice(4 * context.rank, 4 * context.rank + 4)
+    model(x[own]).sum(1).mean().backward()
+    whole(x).sum(1).mean().backward()
+    for name, gradient in gradients(model).items():
+        expected = gradients(whole)[name]
+        assert gradient is not None
+        assert expected is not None
+        tolerance = 0.02 if name.startswith("low") else 1e-14
+        far = float((gradient - expected).abs().max() / expected.abs().max())
+        checks.equal(far < tolerance, True, f"{name} off by {far:g}")
+
+
+def frozen_later(context: Any, checks: Checks) -> None:
+    """What is trained changes, and the module changes its dtype."""
+    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    for step, change in enumerate(
+        (
+            lambda module: module.get_submodule("0").requires_grad_(False),
+            lambda module: module.get_submodule("0").requires_grad_(True),
+            lambda module: module.float(),
+            lambda module: module.double(),
+        )
+    ):
+        change(model)
+        change(whole)
+        model.zero_grad()
+        whole.zero_grad()
+        x, y, whole_x, whole_y, _ = parts(context, step)
+        dtype = next(whole.parameters()).dtype
+        mean_loss(model(x.to(dtype)), y.to(dtype)).backward()
+        mean_loss(whole(whole_x.to(dtype)), whole_y.to(dtype)).backward()
+        if dtype is torch.float64:
+            same_gradients(checks, model, whole, f"step {step}")
+        checks.equal(model.module[0].weight.grad is None, step == 0, f"step {step}: frozen")
+        checks.equal(model.module[2].weight.grad.dtype, dtype, "dtype")
+
+
+# --- several backward passes as one ---
+
+
+def test_accumulation(crew: Crew) -> None:
+    crew.check(accumulation)
+
+
+def accumulation(context: Any) -> list[str]:
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    for options in ({}, TINY, {"loss": "sum"}):
+        checks(options)
+        reduction = options.get("loss", "mean")
+        scale = 0.01 if reduction == "sum" else 1.0  # for steps of the same length
+        whole, model = plain_net(), DataParallel(plain_net(), **options)
+        optimizer, optimizer_of_whole = (OPTIMIZERS["sgd"](each.parameters()) for each in (model, whole))
+        seen = []
+        for step in range(7):  # two times three, and the tail of an epoch
+            x, y, *_ = parts(context, step)
+            sent = model.traffic().steps
+            with model.accumulate(3, last=step == 6) as micro:
+                (scale * functional.mse_loss(model(x), y, reduction=reduction)).backward()
+                seen.append(micro.complete)
+                if micro.complete:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=step < 4)
+                else:
+                    checks.equal(model.traffic().steps, sent, "steps before the last block")
+                    checks.equal([p.grad for p in model.parameters()], [None] * 6, "gradients before it")
+        checks.equal(seen, [False, False, True] * 2 + [True], "complete")
+        for steps in (range(3), range(3, 6), range(6, 7)):
+            rows = [parts(context, step)[2:4] for step in steps]
+            x, y = torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])
+            optimizer_of_whole.zero_grad()
+            (scale * functional.mse_loss(whole(x), y, reduction=reduction)).backward()
+            optimizer_of_whole.step()
+        checks.equal(difference(model, whole) < 1e-13, True, "as one process")
+        accumulation_dropped(context, checks, model)
+    return checks.complaints
+
+
+def accumulation_dropped(context: Any, checks: Checks, model: DataParallel) -> None:
+    """All ranks leave a block by an exception; the next begins anew."""
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    with model.accumulate(2):
+        mean_loss(model(x * 9), y).backward()
+    with pytest.raises(KeyError), model.accumulate(2):
+        raise KeyError
+    model.zero_grad()
+    reduction = "sum" if model._options.weighted is False else "mean"
+    for block in range(2):
+        with model.accumulate(2) as micro:
+            checks.equal(micro.complete, block == 1, "complete after an exception")
+            functional.mse_loss(model(x), y, reduction=reduction).backward()
+    whole = plain_net()
+    whole.load_state_dict(model.state_dict())
+    factor = 2 if reduction == "sum" else 1
+    (factor * functional.mse_loss(whole(whole_x), whole_y, reduction=reduction)).backward()
+    same_gradients(checks, model, whole, "after an exception")
+    with pytest.raises(StepInterrupted, match="no backward pass"), model.accumulate(1):
+        pass
+
+
+def test_no_sync_and_empty_ranks(crew: Crew) -> None:
+    crew.check(no_sync)
+
+
+def no_sync(context: Any) -> list[str]:
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    model = DataParallel(branches(), **TINY)
+    whole = branches()
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    with model.no_sync():
+        mean_loss(model(x, 1), y).backward()  # a branch that the next one does not use
+    checks("no_sync").equal(model.traffic().steps, 0, "steps")
+    mean_loss(model(x, 0), y).backward()
+    (mean_loss(whole(whole_x, 1), whole_y) + mean_loss(whole(whole_x, 0), whole_y)).backward()
+    same_gradients(checks, model, whole)
+    checks("nobody has a row")
+    model.zero_grad()
+    mean_loss(model(x[:0], 0), y[:0]).backward()
+    checks.equal([bool((p.grad == 0).all()) for p in model.both.parameters()], [True, True], "gradients are 0")
+    checks("evaluation")
+    steps = model.traffic().steps
+    model.eval()
+    with torch.no_grad():
+        for _ in range(context.rank + 1):  # each as often as it likes: a call would be one too many somewhere
+            model(x, 0)
+    model.train()
+    model(x, 0)
+    checks.equal(model.traffic().steps, steps, "steps")
+    return checks.complaints
+
+
+# --- ranks that run out of data ---
+
+
+def test_joining(crew: Crew) -> None:
+    crew.check(joining)
+
+
+def joining(context: Any) -> list[str]:
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    size, rank = context.world_size, context.rank
+    for name, synchronise in (("adamw", False), ("sgd", False), ("adamw", True)):
+        checks(name, "with SyncBatchNorm" if synchronise else "")
+        make: Callable[[], nn.Module] = (lambda: synchronised(1, torch.float64)) if synchronise else plain_net
+        data = batch if synchronise else numbers
+        loss = functional.cross_entropy if synchronise else mean_loss
+        model, whole = DataParallel(make(), **TINY), net() if synchronise else plain_net()
+        optimizer, optimizer_of_whole = (OPTIMIZERS[name](each.parameters()) for each in (model, whole))
+        for epoch in range(2):
+            lengths = [2 + (other + epoch) % size for other in range(size)]  # batches of each rank
+            with model.join():
+                for step in range(lengths[rank]):
+                    rows = rows_of(SPLIT, step, size)
+                    x, y = data(step + 10 * epoch, sum(rows))
+                    own = mine(rows, rank)
+                    optimizer.zero_grad()
+                    loss(model(x[own]), y[own]).backward()
+                    optimizer.step()
+            checks.equal(same_on_all_ranks(model, context.world), True, f"epoch {epoch}: equal on all ranks")
+            for step in range(max(lengths)):
+                rows = rows_of(SPLIT, step, size)
+                x, y = data(step + 10 * epoch, sum(rows))
+                there = [index for other in range(size) if step < lengths[other] for index in _range(rows, other)]
+                optimizer_of_whole.zero_grad()
+                loss(whole(x[there]), y[there]).backward()
+                optimizer_of_whole.step()
+            far = difference(model, whole)
+            checks.equal(far < 1e-12, True, f"epoch {epoch}: as one process, off by {far:g}")
+    joining_without_any(context, checks)
+    return checks.complaints
+
+
+def _range(rows: list[int], rank: int) -> range:
+    part = mine(rows, rank)
+    return range(part.start, part.stop)
+
+
+def joining_without_any(context: Any, checks: Checks) -> None:
+    """A rank that never had a batch learns of the optimizer only if it is named."""
+    checks("one rank never had a batch")
+    if context.world_size == 1:
+        return
+    for named in (True, False):
+        model = DataParallel(plain_net())
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        steps = 0 if context.rank == 0 else 3
+
+        def loop(
+            model: DataParallel = model,
+            optimizer: torch.optim.Optimizer = optimizer,
+            steps: int = steps,
+            named: bool = named,
+        ) -> None:
+            with model.join(*([optimizer] if named else [])):
+                for step in range(steps):
+                    x, y = numbers(step, 4)
+                    optimizer.zero_grad()
+                    mean_loss(model(x), y).backward()
+                    optimizer.step()
+
+        if named:
+            loop()
+            first = next(model.parameters())
+            checks.equal(int(optimizer.state[first]["step"]), 3, "steps of the optimizer")
+        else:
+            checks.contains(checks.raises(InvalidArgument, loop), "ranks [0] have made no step")
+        checks.equal(same_on_all_ranks(model, context.world), True, "equal on all ranks")
+
+
+# --- with compression ---
+
+
+def test_compression_within_steps(crew: Crew) -> None:
+    crew.check(compression)
+
+
+def compression(context: Any) -> list[str]:
+    """Uneven ranks, buckets under way in a thread, accumulation and shadows: as without, but for the stated error."""
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    for compress, tolerance, several in ((TopK(1.0), 1e-13, True), ("fp16", 2e-3, True), (Half("bf16"), 2e-2, False)):
+        for overlap in (True, False):
+            checks(compress, overlap)
+            plain = DataParallel(plain_net(), **TINY)
+            model = DataParallel(plain_net(), compress=compress, overlap=overlap, **TINY)
+            for step in range(4):
+                x, y, *_ = parts(context, step)
+                for each in (plain, model):
+                    each.zero_grad()
+                    with each.join() if step == 2 else nullcontext():
+                        with each.accumulate(1 + several * step % 2):
+                            mean_loss(each(x), y).backward()
+                        if several * step % 2:
+                            with each.accumulate(2):
+                                mean_loss(each(x), y).backward()
+                for mine_, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                    far = float((mine_.grad - theirs.grad).abs().max() / theirs.grad.abs().max())
+                    checks.equal(far <= tolerance, True, f"step {step} off by {far:g}")
+            if context.world_size > 1:
+                compressed, wanted = model.traffic(), plain.traffic()
+                checks.equal(compressed.steps, wanted.steps, "steps")
+                checks.equal(0 <= compressed.relative_error <= tolerance, True, f"{compressed}")
+                if not isinstance(compress, TopK):
+                    checks.equal(compressed.bytes_sent < 0.5 * compressed.bytes_uncompressed, True, f"{compressed}")
+    compression_resumed(context, checks)
+    return checks.complaints
+
+
+def compression_resumed(context: Any, checks: Checks) -> None:
+    """What is owed belongs to the state of a step: without it the next steps would be others."""
+    checks("resumed")
+
+    def steps(model: DataParallel, numbers_of_steps: range) -> None:
+        for step in numbers_of_steps:
+            x, y, *_ = parts(context, step)
+            model.zero_grad()
+            mean_loss(model(x), y).backward()
+
+    first = DataParallel(plain_net(), compress=TopK(0.3), **TINY)
+    steps(first, range(3))
+    second = DataParallel(plain_net(), compress=TopK(0.3), **TINY)
+    second.load_step_state_dict(first.step_state_dict())
+    third = DataParallel(plain_net(), compress=TopK(0.3), **TINY)
+    for model in (first, second, third):
+        steps(model, range(3, 4))
+    pairs = [
+        all(torch.equal(a.grad, b.grad) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+        for other in (second, third)
+    ]
+    checks.equal(pairs, [True, context.world_size == 1], "as if not interrupted; and it matters")
+
+
+# --- buffers ---
+
+
+def test_buffers(crew: Crew) -> None:
+    crew.check(buffers)
+
+
+def buffers(context: Any) -> list[str]:
+    torch.set_num_threads(1)
+    checks = Checks(context.rank)
+    size = context.world_size
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2).double()
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("level", torch.zeros(3), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += context.rank + 1
+            self.level = self.level + context.rank + 1  # a new tensor
+            result: Tensor = self.linear(x)
+            return result
+
+    for kind in ("broadcast", "keep"):
+        model = DataParallel(Counting(), buffers=kind)  # type: ignore[arg-type]
+        for step in range(3):
+            source = step % size  # the lowest rank with data
+            x, y = numbers(step, 2 if context.rank >= source else 0)
+            mean_loss(model(x), y).backward()
+        if kind == "keep" or size == 1:
+            expected = 3 * (context.rank + 1)
+        else:
+            expected = sum(step % size + 1 for step in range(3))
+        checks(kind).equal(int(model.count), expected, "count")
+        checks.equal(model.level.tolist(), [expected] * 3, "level")
+    checks("batch norm").equal(True, True)
+    model = DataParallel(net())
+    x, y = batch(context.rank, 4)
+    functional.cross_entropy(model(x), y).backward()
+    if size > 1:
+        checks.equal(same_on_all_ranks(model, context.world), True, "equal on all ranks")
+    return checks.complaints
+
+
+# --- a module as any other ---
+
+
+def test_names_and_nesting(crew: Crew) -> None:
+    crew.check(names)
+
+
+def names(context: Any) -> list[str]:
+    checks = Checks(context.rank)
+    plain = net()
+    model = DataParallel(net(seed=2 + context.rank))
+    checks.equal(list(model.state_dict()), list(plain.state_dict()), "state_dict")
+    checks.equal(model.state_dict()._metadata.keys(), plain.state_dict()._metadata.keys(), "metadata")
+    for kind in ("named_parameters", "named_buffers"):
+        mine, theirs = ([name for name, _ in getattr(each, kind)()] for each in (model, plain))
+        checks.equal(mine, theirs, kind)
+    checks.equal(len(list(model.parameters())), len(list(plain.parameters())), "parameters")
+    checks.equal(model.hidden is model.module.hidden, True, "attributes of the module")
+    checks.equal(model.get_submodule("hidden") is model.module.hidden, True, "submodule")
+    checks.contains(checks.raises(AttributeError, getattr, model, "nothing_like_this"), "nothing_like_this")
+    wrapped = nn.ModuleDict({"a": model, "b": nn.Linear(2, 2)})
+    bare = nn.ModuleDict({"a": net(), "b": nn.Linear(2, 2)})
+    checks.equal(list(wrapped.state_dict()), list(bare.state_dict()), "nested state_dict")
+    checks.equal(
+        [name for name, _ in wrapped.named_parameters()],
+        [name for name, _ in bare.named_parameters()],
+        "nested named_parameters",
+    )
+    for state in (plain.state_dict(), {f"module.{name}": value for name, value in plain.state_dict().items()}):
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        checks.equal(difference(model, plain) > 0.5, True, "changed")
+        model.load_state_dict(state)
+        checks.equal(difference(model, plain), 0.0, "loaded")
+    wrapped.load_state_dict(bare.state_dict())
+    checks.equal(difference(wrapped, bare), 0.0, "nested loaded")
+    checks.contains(checks.raises(RuntimeError, model.load_state_dict, {"x": torch.zeros(1)}), "convolution.weight")
+    checks.raises(InvalidType, copy.deepcopy, model)
+    checks.equal(model.eval().module.norm.training, False, "eval")
+    checks.equal(model.train().module.norm.training, True, "train")
+    checks.equal(model.to(torch.float32) is model, True, "to")
+    checks.equal({p.dtype for p in model.parameters()}, {torch.float32}, "dtype")
+    with torch.no_grad():
+        checks.equal(model(batch(0, 2, torch.float32)[0]).shape, (2, 5), "output")
+    layer = DataParallel(SyncBatchNorm(3)).module
+    checks.equal(layer.group is (context.world if context.world_size > 1 else None), True, "group of SyncBatchNorm")
+    return checks.complaints
+
+
+def test_arguments(crew: Crew) -> None:
+    crew.check(arguments)
+
+
+def arguments(context: Any) -> list[str]:
+    checks = Checks(context.rank)
+    for text, options in (
+        ("loss='max'", {"loss": "max"}),
+        ("buffers='mine'", {"buffers": "mine"}),
+        ("sync_every=0", {"sync_every": 0}),
+        ("use 'bf16'", {"sync_every": 2, "precision": "fp16"}),
+        ("precision='int8'", {"precision": "int8"}),
+        ("compress='zip'", {"compress": "zip"}),
+    ):
+        checks.contains(checks(text).raises(InvalidArgument, DataParallel, plain_net(), **options), text)
+    checks("several devices")
+    if context.world_size > 1:
+        checks.raises(InvalidArgument, DataParallel, plain_net(), ["cpu", "cpu"])
+    model = DataParallel(plain_net(), ["cpu"])
+    if context.world_size > 1:
+        checks("weigh").contains(checks.raises(InvalidArgument, model, "no tensor"), "weigh")
+        bad = DataParallel(plain_net(), weigh=lambda args, kwargs: -1.0)
+        checks.contains(checks.raises(InvalidArgument, bad, torch.zeros(2, 3).double()), "-1.0")
+    checks("accumulate").raises(InvalidArgument, lambda: model.accumulate(0).__enter__())
+    return checks.complaints
+
+
+# --- one process ---
+
+
+def test_without_a_context_it_is_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = DataParallel(plain_net()), plain_net()
+    x, y = numbers(0, 5)
+    with model.join(), model.no_sync():
+        loss = mean_loss(model(x), y)
+        loss.backward()
+    mean_loss(whole(x), y).backward()
+    for mine_, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine_.grad, theirs.grad)
+    model.synchronize()
+    assert (model.traffic().steps, model.step_state_dict()) == (0, {})
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(neuraxis.errors.NotInitialized, match="init_distributed"):
+        DataParallel(plain_net())
+
+
+def test_the_flat_facade_has_it() -> None:
+    assert neuraxis.distributed.DataParallel is DataParallel
+    assert set(neuraxis.distributed._TRAINING) <= set(neuraxis.distributed.__all__)
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = neuraxis.distributed.nothing_like_this
