@@ -1,0 +1,38 @@
+"""A command and all processes that come of it: told from others by a variable, and none of them left when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Sequence
+
+import psutil
+
+MARK = "NEURAXIS_TEST_MARK"
+
+
+def run_marked(command: Sequence[str], limit_s: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert not marked(mark)
+    return done
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that came of one command."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
