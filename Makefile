@@ -20,7 +20,8 @@ robot: .venv/base  ## a robot of four regions: one is killed and comes back, a s
 	$(BIN)/python examples/robot_brain/tour.py
 
 test: lint  ## everything that must pass before a change lands
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 lint: .venv/dev  ## style, types, layers
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "lo
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption(
-        "--grace", type=float, default=2.0, help="seconds for what was told to end until it counts as left behind"
+        "--grace", type=float, default=30.0, help="seconds for what was told to end until it counts as left behind"
     )
 
 
@@ -67,6 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if item.get_closest_marker("gpu") and not _cuda_device():
             item.add_marker(pytest.mark.skip(reason="gpu: there is no CUDA device here"))
+        # Of several runners (-n 2) one has all tests of a crew, and one all tests of a file.
+        crew = _crew_parameter(item)
+        item.add_marker(pytest.mark.xdist_group(str(item.path) if crew is None else f"crew {crew}"))
 
 
 def _cuda_device() -> bool:

@@ -268,7 +268,7 @@ def test_the_arm_moves_when_two_of_three_controllers_agree(stack: ExitStack, mes
     def goals(number: int) -> list[Any]:
         events = order(number, 0.1, (0.3, 0.4, 0.5)[number - 1])
         for name in reversed(names):  # the first by name proposes, whoever is called first
-            if not nodes[name]._closed:
+            if not nodes[name].closed:
                 motors[name].process_events(1.0, events)
         return [motors[name].goal for name in names]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from neuraxis.observe.bench_collectives import Measurement, Plan, Results
@@ -22,36 +21,14 @@ from neuraxis.observe.bench_contenders import LeftOut
 from neuraxis.observe.bench_patterns import PATTERNS, SIZES, Buffers, WrongResult, parse_patterns, parse_sizes
 from neuraxis.observe.bench_tables import as_data, as_markdown, as_text
 from neuraxis.observe.bench_targets import verdicts
+from tests.cli.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "collectives"]
-MARK = "NEURAXIS_TEST_MARK"
 LIMIT_S = 100
 
 
 def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    mark = uuid.uuid4().hex
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env={**os.environ, **variables, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert not marked(mark)
-    return done
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that came of one command."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
+    return run_marked([*COMMAND, *words], LIMIT_S, **variables)
 
 
 def site(folder: Path, text: str) -> dict[str, str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from neuraxis.observe.bench_contenders import LeftOut
@@ -23,38 +22,16 @@ from neuraxis.observe.bench_mesh_brain import WAYS, BrainResults, Failure
 from neuraxis.observe.bench_mesh_brains import make_workload, region_names, tick_path
 from neuraxis.observe.bench_mesh_tables import BEGIN, END, as_data, as_markdown, as_text, write_between
 from neuraxis.observe.bench_mesh_ticks import Ticker, make_tick_file, read_pid, read_ticks
+from tests.cli.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
-MARK = "NEURAXIS_TEST_MARK"
 LIMIT_S = 280
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # half a minute on a machine that does nothing else
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    mark = uuid.uuid4().hex
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env={**os.environ, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert not marked(mark)
-    return done
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that came of one command."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
+    return run_marked([*COMMAND, *words], LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from neuraxis.comm import arena
 from neuraxis.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerLost
 from tests.comm.ranks import Ranks, await_mark, free_port, mark, run_ranks
 
+pytestmark = pytest.mark.alone
+
 SIZE = 3
 
 

@@ -21,6 +21,8 @@ from neuraxis.network import Network
 from tests.execution.long_run import started, told, worker_pids
 from tests.execution.networks import driven
 
+pytestmark = pytest.mark.alone
+
 SOON_S = 5.0  # it takes about one second; machines can be busy
 
 

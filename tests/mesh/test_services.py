@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -375,3 +376,19 @@ def test_what_a_service_remembers_is_bounded(pair: tuple[Node, Node], monkeypatc
         assert len(service._answered) == (5 if size == 1000 else 10)
         assert service._answered_bytes == sum(len(answer) for answer, _ in service._answered.values()) <= 5000
     assert service._under_way == set()
+
+
+def test_what_a_service_remembers_is_forgotten_in_time(
+    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services_module, "_REMEMBERED_S", 0.2)
+    server, client = pair
+    service = offer(server, "echo", lambda message: message.value)
+    first = client.next_question()
+    assert client.request("server", "echo", b"first", again=first) == b"first"
+    assert client.request("server", "echo", b"other", again=first) == b"first"
+    time.sleep(0.3)
+    client.request("server", "echo", b"last", again=client.next_question())
+    assert [answer for answer, _ in service._answered.values()] == [b"last"]
+    assert len(service._answered_at) == 1
+    assert service._answered_bytes == len(b"last")

@@ -322,3 +322,58 @@ def test_who_a_message_is_from_is_what_its_key_says(join: Join) -> None:
         (1, "", "sensor/thermal/heat"),
         (2, "sensor", "thermal/heat"),
     ]
+
+
+# --- polled ---
+
+
+def test_what_is_polled_lies_ready_until_it_is_taken(join: Join) -> None:
+    sender, hearer = join("sender"), join("hearer")
+    polled = hearer.poll("sender/number", type=int)
+    meet(sender, hearer)
+    assert polled.take() is None
+    for value in (0, "one", 2):
+        sender.publish("number", value, step=value if isinstance(value, int) else -1)
+    got: list[Message] = []
+    until(lambda: _take_into(got, polled.take) or len(got) == 2, "both messages")
+    assert [(one.value, one.node, one.key, one.sequence, one.step) for one in got] == [
+        (0, "sender", "sender/number", 0, 0),
+        (2, "sender", "sender/number", 2, 2),
+    ]
+    assert polled.counts() == Counts(received=2, malformed=1)
+    assert hearer.counts()["sender/number"] == Counts(received=2, malformed=1)
+    polled.close()
+    with pytest.raises(MeshClosed, match="sender/number"):
+        polled.take()
+
+
+def test_what_nobody_polls_makes_room_and_is_counted(join: Join) -> None:
+    sender, hearer = join("sender"), join("hearer")
+    polled = hearer.poll("sender/number", capacity=4)
+    channel = hearer.subscribe("sender/number", capacity=100)
+    meet(sender, hearer)
+    sender.publish("number", 0)
+    until(lambda: (first := polled.take()) is not None and first.value == 0, "the first message")
+    for value in range(1, 21):
+        sender.publish("number", value, "stream")
+    while channel.get(LIMIT_S).value != 20:
+        pass
+    left = [one for one in iter(polled.take, None) if one is not None]
+    assert [one.value for one in left] == [17, 18, 19, 20]
+    assert left[0].lost == 16
+    assert polled.counts() == Counts(received=5, lost=16)
+
+
+def test_polls_end_with_their_node(join: Join) -> None:
+    hearer = join("hearer")
+    polled = hearer.poll("sender/**")
+    hearer.close()
+    with pytest.raises(MeshClosed):
+        polled.take()
+    with pytest.raises(MeshClosed):
+        hearer.poll("sender/**")
+
+
+def _take_into(got: list[Message], take: Callable[[], Message | None]) -> None:
+    if (message := take()) is not None:
+        got.append(message)

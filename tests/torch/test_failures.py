@@ -18,6 +18,8 @@ from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, ForkedProces
 from tests.comm.ranks import Ranks, run_ranks
 from tests.torch.groups import assert_nothing_left, process_group
 
+pytestmark = pytest.mark.alone
+
 NOTICED_WITHIN_S = 3.0  # a second is promised; the rest is for a machine with more to do than cores
 
 

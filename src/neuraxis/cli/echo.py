@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool
+from neuraxis.cli.mesh_options import MeshToolOptions, check_listening, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -75,13 +75,6 @@ def _echo(
         Print a JSON object a line.
     """
 
-    def check() -> None:
-        from neuraxis.mesh.keys import check_expression
-
-        check_expression(key, "KEY")
-        check_positive(count, "--count")
-        check_positive(seconds, "--seconds")
-
     def listen(node: Node) -> int:
         from neuraxis.observe.mesh_listening import Listener
 
@@ -96,7 +89,7 @@ def _echo(
                     told += 1
         return 0 if told else 1
 
-    return run_tool("echo", mesh, listen, check=check)
+    return run_tool("echo", mesh, listen, check=lambda: check_listening(key, count=count, seconds=seconds))
 
 
 def _line(heard: Heard, raw: bool) -> str:

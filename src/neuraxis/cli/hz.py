@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool
+from neuraxis.cli.mesh_options import MeshToolOptions, check_listening, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -70,13 +70,6 @@ def _hz(
         Print a JSON object a line.
     """
 
-    def check() -> None:
-        from neuraxis.mesh.keys import check_expression
-
-        check_expression(key, "KEY")
-        check_positive(window, "--window")
-        check_positive(seconds, "--seconds")
-
     def measure(node: Node) -> int:
         from neuraxis.observe.mesh_listening import Listener
         from neuraxis.observe.mesh_pace import Pace
@@ -98,7 +91,7 @@ def _hz(
                     print(json.dumps({"key": name, **one}) if as_json else _line(name, one), flush=True)
         return 0 if paces else 1
 
-    return run_tool("hz", mesh, measure, check=check)
+    return run_tool("hz", mesh, measure, check=lambda: check_listening(key, window=window, seconds=seconds))
 
 
 def _line(key: str, told: dict[str, Any]) -> str:

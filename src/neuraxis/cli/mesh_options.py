@@ -24,7 +24,7 @@ from neuraxis.errors import InvalidArgument, NameTaken, NeuraxisError
 if TYPE_CHECKING:
     from neuraxis.mesh import Node, Topology
 
-__all__ = ["OBSERVER", "MeshOptions", "MeshToolOptions", "check_positive", "run_tool", "wait_for_others"]
+__all__ = ["OBSERVER", "MeshOptions", "MeshToolOptions", "check_listening", "check_positive", "run_tool", "wait_for_others"]
 
 OBSERVER = "observer"  # whose keys the tools use
 
@@ -119,6 +119,15 @@ def check_positive(value: float | None, option: str) -> None:
     """Raise if a number that was given is not above zero, or has no end."""
     if value is not None and not 0 < value < math.inf:
         raise InvalidArgument(f"{option}={value}: a number above 0 is expected")
+
+
+def check_listening(key: str, **numbers: float | None) -> None:
+    """Raise where a key or the numbers of options, by name, make no sense."""
+    from neuraxis.mesh.keys import check_expression
+
+    check_expression(key, "KEY")
+    for name, number in numbers.items():
+        check_positive(number, f"--{name}")
 
 
 # --- a tool, from its node to its exit status ---

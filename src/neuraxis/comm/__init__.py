@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from neuraxis.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from neuraxis.comm.communicator import Communicator
@@ -28,19 +29,16 @@ __all__ = [
     "init_distributed",
 ]
 
-_HOMES = {
-    "BACKENDS": "context",
-    "Communicator": "communicator",
-    "DistributedContext": "context",
-    "NonMember": "nonmember",
-    "ReduceOp": "reduction",
-    "Work": "work",
-    "current_context": "context",
-    "init_distributed": "context",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loads_lazily(
+    __name__,
+    {
+        "BACKENDS": "context",
+        "Communicator": "communicator",
+        "DistributedContext": "context",
+        "NonMember": "nonmember",
+        "ReduceOp": "reduction",
+        "Work": "work",
+        "current_context": "context",
+        "init_distributed": "context",
+    },
+)

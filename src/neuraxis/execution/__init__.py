@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from neuraxis.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from neuraxis.execution.executor import BuildReport, Counters, Executor
@@ -32,24 +33,21 @@ __all__ = [
     "read_spikes",
 ]
 
-_HOMES = {
-    "BuildReport": "executor",
-    "Counters": "executor",
-    "Executor": "executor",
-    "LockstepExecutor": "lockstep",
-    "MeshExecutor": "mesh.executor",
-    "ParallelExecutor": "parallel",
-    "ReportFile": "report_file",
-    "SequentialExecutor": "sequential",
-    "Simulation": "simulation",
-    "SpikeFile": "sonata",
-    "Summary": "summary",
-    "read_report": "report_file",
-    "read_spikes": "sonata",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loads_lazily(
+    __name__,
+    {
+        "BuildReport": "executor",
+        "Counters": "executor",
+        "Executor": "executor",
+        "LockstepExecutor": "lockstep",
+        "MeshExecutor": "mesh.executor",
+        "ParallelExecutor": "parallel",
+        "ReportFile": "report_file",
+        "SequentialExecutor": "sequential",
+        "Simulation": "simulation",
+        "SpikeFile": "sonata",
+        "Summary": "summary",
+        "read_report": "report_file",
+        "read_spikes": "sonata",
+    },
+)

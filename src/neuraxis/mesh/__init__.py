@@ -8,8 +8,9 @@ Every name loads when it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from neuraxis.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from neuraxis.mesh.messages import Message
@@ -21,19 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Message", "Node", "Peer", "Polled", "Router", "Subscription", "Tls", "Topology"]
 
-_HOMES = {
-    "Message": "messages",
-    "Node": "node",
-    "Peer": "peers",
-    "Polled": "subscription",
-    "Router": "router",
-    "Subscription": "subscription",
-    "Tls": "topology",
-    "Topology": "topology",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loads_lazily(
+    __name__,
+    {
+        "Message": "messages",
+        "Node": "node",
+        "Peer": "peers",
+        "Polled": "subscription",
+        "Router": "router",
+        "Subscription": "subscription",
+        "Tls": "topology",
+        "Topology": "topology",
+    },
+)

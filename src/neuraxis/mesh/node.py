@@ -400,6 +400,10 @@ class Node:
     ) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._owned.closed
+
     def __repr__(self) -> str:
         return f"<Node {self.name!r} on mesh {self.mesh!r}{', closed' * self._owned.closed}>"
 

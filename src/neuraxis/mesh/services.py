@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,8 @@ __all__ = ["MOST_WAITING", "UNNUMBERED", "Service", "check_threads", "raise_fail
 
 _log = logging.getLogger("neuraxis.mesh")
 _REMEMBERED = 10_000  # questions of which a service knows that it has answered them,
-_REMEMBERED_BYTES = 64 * 2**20  # as long as the answers have no more bytes than these
+_REMEMBERED_BYTES = 64 * 2**20  # as long as the answers have no more bytes than these,
+_REMEMBERED_S = 60.0  # and for so long: whoever asks again does so soon
 
 MOST_WAITING = 1000  # questions to a service
 UNNUMBERED = 0  # the number of a question that is not asked again
@@ -69,6 +71,7 @@ class Service(Declared):
         self._type = type
         self._ledger = Ledger(f"service {topic!r}")
         self._answered: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
+        self._answered_at: deque[float] = deque()
         self._answered_bytes = 0
         self._under_way: set[tuple[str, int, int]] = set()
         self._turns = Turns()
@@ -167,8 +170,14 @@ class Service(Declared):
         with self._changed:
             self._under_way.discard(identity)
             self._answered[identity] = answer
+            self._answered_at.append(time.monotonic())
             self._answered_bytes += len(answer[0])
-            while len(self._answered) > _REMEMBERED or self._answered_bytes > _REMEMBERED_BYTES:
+            while (
+                len(self._answered) > _REMEMBERED
+                or self._answered_bytes > _REMEMBERED_BYTES
+                or self._answered_at[0] < self._answered_at[-1] - _REMEMBERED_S
+            ):
+                self._answered_at.popleft()
                 _, oldest = self._answered.popitem(last=False)
                 self._answered_bytes -= len(oldest[0])
             self._changed.notify_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -10,6 +9,7 @@ from typing import Any
 
 from neuraxis.mesh import Node
 from neuraxis.mesh.counts import Ledger
+from neuraxis.mesh.declared import Declared
 from neuraxis.mesh.envelope import Envelope, open_envelope
 from neuraxis.mesh.keys import ROOT, check_expression
 from neuraxis.mesh.kinds import declare_subscriber
@@ -18,7 +18,6 @@ __all__ = ["Heard", "Listener", "anybody_listens"]
 
 _CAPACITY = 10_000
 _MOST_WAITING = 1_000_000
-_END_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Heard:
         return "" if self.envelope is None else self.envelope.node
 
 
-class Listener:
+class Listener(Declared):
     """All messages on a key expression, through the session of a node, to be taken by one thread.
 
     A thread takes them from Zenoh as they come and notes the time. They wait in a queue of C, whose reader may be
@@ -65,9 +64,8 @@ class Listener:
         self._ledger = Ledger(f"listener {expression!r}")
         self._queue: SimpleQueue[Heard] = SimpleQueue()
         self._most = _CAPACITY if payloads else _MOST_WAITING
-        self._declared = declare_subscriber(node._session, self._prefix + expression, _CAPACITY, int(last), last)
-        self._thread = threading.Thread(target=self._read, name=f"neuraxis hears {expression}", daemon=True)
-        self._thread.start()
+        super().__init__(declare_subscriber(node.session, self._prefix + expression, _CAPACITY, int(last), last))
+        self._start(f"hears {expression}", self._read)
 
     def get(self, timeout: float) -> Heard | None:
         """The next message; None when none came in time."""
@@ -89,19 +87,6 @@ class Listener:
         """How many messages on a key were sent and not heard."""
         counts = self._ledger.by_key.get(key)
         return 0 if counts is None else counts.lost
-
-    def close(self) -> None:
-        try:
-            self._declared.undeclare()
-        except Exception:  # the session may be closed already
-            pass
-        self._thread.join(_END_S)
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _read(self) -> None:
         receive = self._declared.handler.recv
@@ -126,7 +111,7 @@ class Listener:
 def anybody_listens(node: Node, key: str, timeout: float) -> bool:
     """Whether somebody has subscribed to a key (relative to the mesh), or does within this time."""
     deadline = time.monotonic() + timeout
-    with node._session.declare_publisher(f"{ROOT}/{node.mesh}/{key}") as publisher:
+    with node.session.declare_publisher(f"{ROOT}/{node.mesh}/{key}") as publisher:
         while not publisher.matching_status.matching:
             if time.monotonic() >= deadline:
                 return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from neuraxis.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from neuraxis.execution.mesh.executor import MeshExecutor
@@ -12,16 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Feed", "MeshExecutor", "RegionNode", "RegionSetup", "Units"]
 
-_HOMES = {
-    "Feed": "setup",
-    "MeshExecutor": "executor",
-    "RegionNode": "region_node",
-    "RegionSetup": "setup",
-    "Units": "setup",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loads_lazily(
+    __name__,
+    {
+        "Feed": "setup",
+        "MeshExecutor": "executor",
+        "RegionNode": "region_node",
+        "RegionSetup": "setup",
+        "Units": "setup",
+    },
+)

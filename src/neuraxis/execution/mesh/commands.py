@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,9 @@ class Commands:
     def carry_out_next(self) -> None:
         self._carry_out(self._waiting.popleft())
 
-    def refuse_all(self, why: str) -> None:
-        """Answer those whose commands will not be carried out any more."""
+    def refuse_all(self, why: str, more: Iterable[Question]) -> None:
+        """Answer those whose commands will not be carried out any more, and those of some `more`."""
+        self._waiting.extend(more)
         while self._waiting:
             question = self._waiting.popleft()
             question.error = MeshError(why)

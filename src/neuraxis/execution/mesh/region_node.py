@@ -1,13 +1,11 @@
 """The node of one region: its shard, run by one loop, and what it hears and says on the mesh.
 
-**One loop.** Everything that comes (windows, data, words on how others are, commands) is put into one inbox by the
-threads that receive it, and taken from there by the loop that runs the shard. So there is no lock around the engine,
-and who is stuck says nothing, which is how others notice.
+**One loop.** Everything that comes (windows, data, words on how others are, commands) comes to one inbox, and is taken
+from there by the loop that runs the shard. So there is no lock around the engine, and who is stuck says nothing, which
+is how others notice.
 
 **Lockstep.** The shard runs until it needs a step that it has not heard; then the loop says what is done so far, and
-waits. It publishes once a window: the shortest delay of anybody who hears it. Windows it takes from where Zenoh has put
-them by itself, and looks there often while it waits: another thread would have to be woken for each of them, and then
-wake this one, which takes longer than all the rest.
+waits. It publishes once a window: the shortest delay of anybody who hears it.
 
 **By the wall clock.** A window is run when its time has come, with what is there.
 """
@@ -15,11 +13,8 @@ wake this one, which takes longer than all the rest.
 from __future__ import annotations
 
 import logging
-import os
-import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -28,12 +23,14 @@ import numpy as np
 from neuraxis.engine.outboxes import LONGEST_LAG, Outboxes, links_between
 from neuraxis.errors import CheckpointError, MeshError, ShardFailed
 from neuraxis.execution.mesh.commands import LONG, Commands, Stopped
+from neuraxis.execution.mesh.inbox import MOST_WAITING, Inbox
 from neuraxis.execution.mesh.mail import MeshMail
 from neuraxis.execution.mesh.region_state import RegionStates
 from neuraxis.execution.mesh.setup import RegionSetup, digest_of
 from neuraxis.execution.mesh.speaker import Speaker
-from neuraxis.execution.mesh.upstream import AWAITED, LIVE, MISSING, Upstream
+from neuraxis.execution.mesh.upstream import LIVE, MISSING, Upstream
 from neuraxis.execution.mesh.upstreams import Upstreams
+from neuraxis.execution.mesh.vigil import Vigil
 from neuraxis.execution.mesh.wall_clock import WallClock
 from neuraxis.execution.mesh.wire import COMMAND, HEALTH, REPLAY, SPIKES, WHERE, RegionStatus, Window
 from neuraxis.execution.resident import Resident, listeners, load_callable
@@ -42,8 +39,7 @@ from neuraxis.execution.tensors import lowered
 from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.peers import Peer
-from neuraxis.mesh.subscription import Polled
-from neuraxis.mesh.topology import LEASE_MS, Topology
+from neuraxis.mesh.topology import Topology
 from neuraxis.network.network import LARGEST_STEP
 
 __all__ = ["RegionNode"]
@@ -58,9 +54,7 @@ _STOP_S = 0.01  # how often to ask whether to end, which may be a call of the sy
 _PIECE_STEPS = 2000  # a node that runs by itself looks around after so many
 _AHEAD_STEPS = 20_000  # a region that waits for nobody stays so near to those that hear it
 _WHERE_S = 1.0
-_LEASE_S = LEASE_MS / 1000 + 0.5
 _FARTHEST_LETTER = 2**20  # steps from now; what says it is for later, nobody will need
-_MOST_WAITING = 20_000
 _FIRST_CALL_S = 60.0
 _FARTHEST_EPOCH_NS = 24 * 3600 * 10**9
 
@@ -114,22 +108,17 @@ class RegionNode:
         ]
         self._states = RegionStates(setup, self.digest)
         self._driven, self._until = setup.driven, setup.until
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._windows: list[tuple[str, Polled]] = []  # in lockstep, of the regions that this one hears
-        self._commands = Commands(setup.word, lambda question: self._inbox.put(("command", question)), self._do)
-        self._asks: ThreadPoolExecutor | None = None  # questions to others, so that the loop need not wait for answers
-        self._cut_off_since: float | None = None
+        self._commands = Commands(setup.word, lambda question: self._inbox.put("command", question), self._do)
+        self._inbox = Inbox(setup.name, self._handlers(), self._upstreams.check)
+        self._vigil = Vigil(setup, self._upstreams, self._mail, self._shard, self._inbox)
         self._timeline = 0  # which past this is: another one after each restored state
         self._say_soon = False
         self._rival: Peer | None = None  # a later node of the same name
         self._driver_left_at: float | None = None
-        self._heard_at = 0.0  # when anything came from anybody
-        self.refused = 0  # messages that made no sense here
-        self.overrun = 0  # messages that found no room, because this region was too slow
         self.node: Node | None = None
         self.clock = WallClock(network.dt_ms) if setup.clock == "realtime" else None
         wait = None if self.clock is not None else self._wait_a_moment
-        self._mail.connect(self.upstream, wait, self._recover, self._is_gone)
+        self._mail.connect(self.upstream, wait, self._vigil.recover, self._vigil.is_gone)
 
     @property
     def upstream(self) -> dict[str, Upstream]:
@@ -150,8 +139,8 @@ class RegionNode:
         begin, self._timeline = self._states.resume(self._runner) if setup.resume else (0, 0)
         self._resumed = begin > 0
         with Node(setup.name, "region", setup.mesh, topology=topology, roles=roles, announce=False) as node:
-            self._asks = ThreadPoolExecutor(4, thread_name_prefix="neuraxis asks")
             self.node = self._speaker.node = node
+            self._vigil.begin(node)
             try:
                 self._listen(node)
                 node.announce()
@@ -170,8 +159,8 @@ class RegionNode:
                 self._runner.residents.introduce(None)
                 if not self._failed:
                     self._say(force=True, leaving=True)
-                self._asks.shutdown(wait=False, cancel_futures=True)
-                self._asks = self.node = self._speaker.node = None
+                self._vigil.end()
+                self.node = self._speaker.node = None
                 self._refuse_rest()
 
     def _live(self) -> None:
@@ -209,7 +198,7 @@ class RegionNode:
         while time.monotonic() < deadline:
             self._check_stop()
             step = self._shard.step
-            behind = [at for name, (at, _) in self._downstream.items() if at < step and self._is_here(name)]
+            behind = [at for name, (at, _) in self._downstream.items() if at < step and self._vigil.is_here(name)]
             if not behind:
                 return
             if sum(behind) != seen:
@@ -232,7 +221,7 @@ class RegionNode:
         """Called between pieces of a run: publish a full window, take in what has come; where to stop next."""
         self._check_stop()
         self._publish()
-        self._take_all()
+        self._inbox.take_all()
         self._upstreams.place()
         self._say()
         self._stay_near()
@@ -244,108 +233,24 @@ class RegionNode:
         begun = listening_since = looked = time.monotonic()
         while True:
             self._check_stop()
-            self._take_all()
+            self._inbox.take_all()
             self._upstreams.place()
             if not (blocking := self._upstreams.blocking()):
                 return
             waited = time.monotonic() - begun
             if waited < _POLL_S:
-                self._poll(begun + _POLL_S)
+                self._inbox.poll(begun + _POLL_S)
                 continue
             self._look_around(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, waited / 8)))
             now = time.monotonic()
             if now - looked > self.setup.patience_s / 4:
                 listening_since = now  # it was this process that did not listen
-            self._watch(blocking, listening_since)
+            self._vigil.watch(blocking, listening_since)
             looked = time.monotonic()
-
-    def _poll(self, until: float) -> None:
-        """Wait for a window or anything else, for a short time."""
-        while not self._take_windows() and self._inbox.empty() and time.monotonic() < until:
-            os.sched_yield()
 
     def _wait_a_moment(self) -> None:
         self._check_stop()
         self._look_around(_TICK_S / 5)
-
-    def _is_gone(self, one: Upstream, listening_since: float) -> bool:
-        """Whether a region has to be given up; not while it is this node that is cut off."""
-        now = time.monotonic()
-        if not self._is_connected(now):
-            for each in self._upstreams:
-                each.last_sign = max(each.last_sign, now)
-            return False
-        return bool(one.is_gone(now, listening_since))
-
-    def _watch(self, blocking: list[Upstream], listening_since: float) -> None:
-        """Ask again for what was said and did not come; give up whom nothing is heard of, though it is listened to."""
-        now = time.monotonic()
-        if not self._is_connected(now):
-            for one in self._upstreams:
-                one.last_sign = max(one.last_sign, now)  # it is this node that is cut off
-            return
-        patience_s = self.setup.patience_s
-        if (
-            self.node is not None
-            and self.node.topology.mode_in_use == "client"
-            and now - self._heard_at > patience_s / 2
-        ):
-            # Nothing comes from anybody: that it is this node that is cut off, the lease of its link will tell.
-            patience_s = max(patience_s, _LEASE_S)
-        for one in blocking:
-            one.patience_s = max(self.setup.start_wait_s, patience_s) if one.state == AWAITED else patience_s
-            if why := one.is_gone(now, listening_since):
-                self._give_up(one, why)
-            elif one.should_ask(self._shard.step, now):
-                self._recover(one)
-
-    def _is_connected(self, now: float) -> bool:
-        assert self.node is not None
-        if self.node.connected:
-            self._cut_off_since = None
-            return True
-        if self._cut_off_since is None:
-            self._cut_off_since = now
-            _log.warning("%s: cut off from the mesh at step %d; waiting", self.setup.name, self._shard.step)
-        return now - self._cut_off_since > self.setup.reconnect_s
-
-    def _give_up(self, one: Upstream, why: str) -> None:
-        if why != "left":
-            why = "stuck" if self._is_here(one.name) else "never came" if one.state == AWAITED else "gone"
-        self._upstreams.give_up(one, why, self.clock is None)
-
-    def _recover(self, one: Upstream, letters_from: int | None = None) -> None:
-        """Have a region say again what was not heard of it (and data from a step on); the answer comes to the inbox."""
-        now = time.monotonic()
-        if self._asks is None or self.node is None or not one.may_ask(now):
-            return
-        one.asked_at, one.asking = now, True
-        first = one.heard + 1 if letters_from is None else min(letters_from, one.heard + 1)
-        self._asks.submit(self._ask_again, self.node, one.name, first, letters_from)
-
-    def _ask_again(self, node: Node, name: str, first: int, letters_from: int | None) -> None:
-        """Ask, in a thread of its own."""
-        answer: Any = None
-        try:
-            answer = node.request(name, REPLAY, {"from": first}, timeout=_WHERE_S)
-        except Exception as error:  # it is gone, or busy; it is asked once more if it is still needed
-            _log.info("%s: %s could not be asked again: %s", self.setup.name, name, error)
-        self._inbox.put(("again", (name, answer, letters_from)))
-
-    def _hear_again(self, name: str, answer: Any, letters_from: int | None) -> None:
-        one = self.upstream[name]
-        one.asking = False
-        if not isinstance(answer, dict):
-            return
-        incarnation = int(answer["incarnation"])
-        # A thread beside the region's loop has answered: that is no sign of life. Who is missing comes back by a word.
-        if one.state == MISSING or not self._is_its_life(one, incarnation):
-            return
-        one.live_as(incarnation)
-        self._mail.keep_again(name, answer, letters_from)
-        if self._upstreams.take_again(one, answer):
-            one.asked_at = 0.0
-            self._recover(one)
 
     def _stay_near(self) -> None:
         """Wait while those that hear this region are so far behind that all it says would pile up with them."""
@@ -369,10 +274,10 @@ class RegionNode:
             target = min(target, self._until)
         while (left := clock.time_of(target) - clock.now()) > 0:
             self._check_stop()
-            self._take_one(min(left, _TICK_S))
+            self._inbox.take_one(min(left, _TICK_S))
             if self._commands or self._shard.step != step:  # (another epoch was adopted)
                 return
-        while self._take_one(0.0):
+        while self._inbox.take_one(0.0):
             if self._shard.step != step:
                 return
         if target > LARGEST_STEP:
@@ -383,7 +288,7 @@ class RegionNode:
         behind = clock.note(target, self._speaker.window)
         for one in self._upstreams:
             if one.state == LIVE and (why := one.is_gone(time.monotonic())):
-                self._give_up(one, why)
+                self._vigil.give_up(one, why)
         self._upstreams.fill_in(target)
         try:
             self._runner.advance(target)
@@ -483,7 +388,7 @@ class RegionNode:
         """Go to where the wall clock is. Words of the others, if there is anybody, tell when their brain began."""
         quiet = time.monotonic() + (1.5 * self.setup.patience_s / 5 if somebody else 0.0)
         while time.monotonic() < quiet:
-            self._take_one(0.02)
+            self._inbox.take_one(0.02)
         self._jump(clock.step_now())
 
     def _come_back(self, node: Node, step: int) -> None:
@@ -495,7 +400,7 @@ class RegionNode:
             return
         for one in self._upstreams:
             if node.peer(one.name) is not None:
-                self._recover(one)
+                self._vigil.recover(one)
 
     def _save_if_due(self, always: bool = False) -> None:
         if self._states.is_due(self._shard.step, always):
@@ -541,101 +446,50 @@ class RegionNode:
         units = self.setup.units
         for name in self.upstream:
             if self.clock is None:
-                self._windows.append((name, node.poll(f"{name}/{SPIKES}", capacity=_MOST_WAITING)))
+                self._inbox.look_for_windows(name, node.poll(f"{name}/{SPIKES}", capacity=MOST_WAITING))
             else:
-                node.subscribe(f"{name}/{SPIKES}", self._windows_of(name), recover=False)
+                node.subscribe(f"{name}/{SPIKES}", self._inbox.put_windows_of(name), recover=False)
             if name in self._marks:
-                node.subscribe(f"{name}/{units.topic(name)}", self._into_inbox("letter", name), recover=False)
+                node.subscribe(f"{name}/{units.topic(name)}", self._inbox.put_from("letter", name), recover=False)
         for name in {*self.upstream, *self._downstream}:
-            node.subscribe(f"{name}/{HEALTH}", self._into_inbox("health", name), recover=False)
+            node.subscribe(f"{name}/{HEALTH}", self._inbox.put_from("health", name), recover=False)
         for resident in self.setup.residents:
             if resident.population in units.populations[self.setup.name]:
                 for expression in {one.expression for one in resident.admits}:
                     for key in _keys_of(expression):
-                        node.subscribe(key, self._into_inbox("data", resident), recover=False)
+                        node.subscribe(key, self._inbox.put_from("data", resident), recover=False)
         for feed, convert in self._feeds:
             for key in _keys_of(feed.expression):
-                node.subscribe(key, self._into_inbox("feed", (feed, convert)))
+                node.subscribe(key, self._inbox.put_from("feed", (feed, convert)))
         node.serve(COMMAND, self._commands.ask, threads=4)
         node.serve(REPLAY, self._speaker.again, threads=2)
         node.serve(WHERE, self._say_where, threads=1)
-        node.on_leave(lambda peer: self._inbox.put(("leave", (peer,))))
-        node.on_join(lambda peer: self._inbox.put(("join", (peer,))))
+        node.on_leave(lambda peer: self._inbox.put("leave", peer))
+        node.on_join(lambda peer: self._inbox.put("join", peer))
 
-    def _into_inbox(self, kind: str, about: Any) -> Callable[[Message], None]:
-        def take(message: Message) -> None:
-            if self._inbox.qsize() < _MOST_WAITING or kind == "health":
-                self._inbox.put((kind, (about, message)))
-            else:
-                self.overrun += 1
-
-        return take
-
-    def _windows_of(self, name: str) -> Callable[[Message], None]:
-        """By the wall clock: what puts windows into the inbox when they come, and not only when they are due."""
-        inbox, check = self._inbox, self._upstreams.check
-
-        def take(message: Message) -> None:
-            if inbox.qsize() >= _MOST_WAITING:
-                self.overrun += 1  # it is asked for again
-                return
-            try:
-                inbox.put(("window", (name, message.incarnation, check(name, message.value))))
-            except ValueError as error:
-                inbox.put(("refused", (error,)))
-
-        return take
+    def _handlers(self) -> dict[str, Callable[..., None]]:
+        """What the loop does with what comes, by its kind."""
+        return {
+            "command": self._commands.take,
+            "window": self._hear_window,
+            "health": self._hear_health,
+            "letter": self._hear_letter,
+            "data": self._hear_data,
+            "feed": self._hear_feed,
+            "join": self._hear_join,
+            "leave": self._hear_leave,
+            "again": lambda *answer: self._vigil.hear_again(*answer),
+        }
 
     def _look_around(self, timeout_s: float) -> None:
         """Take in what comes within some time and what is there already, and say how this region is."""
-        self._take_one(timeout_s)
-        self._take_all()
+        self._inbox.take_one(timeout_s)
+        self._inbox.take_all()
         self._say()
-
-    def _take_all(self) -> None:
-        """Take in what is there."""
-        while not self._inbox.empty():
-            self._take_one(0.0)
-        self._take_windows()
-
-    def _take_windows(self) -> bool:
-        """Take in the windows that are there; whether there are any."""
-        came = False
-        for name, polled in self._windows:
-            while (message := polled.take()) is not None:
-                came = True
-                self._heard_at = time.monotonic()
-                try:
-                    self._hear_window(name, message.incarnation, self._upstreams.check(name, message.value))
-                except Exception as error:  # what a stranger sent; this region goes on
-                    self._hear_refused(error)
-        return came
-
-    def _take_one(self, timeout_s: float) -> bool:
-        """Take one thing from the inbox, if one comes in time."""
-        try:
-            kind, what = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
-        except queue.Empty:
-            return False
-        if kind == "command":
-            self._commands.take(what)
-            return True
-        self._heard_at = time.monotonic()
-        try:
-            getattr(self, f"_hear_{kind}")(*what)
-        except Exception as error:  # what a stranger sent; this region goes on
-            self._hear_refused(error)
-        return True
-
-    def _hear_refused(self, error: Exception) -> None:
-        """A message made no sense."""
-        self.refused += 1
-        if self.refused & (self.refused - 1) == 0:
-            _log.warning("%s: refused %d messages so far; the last: %r", self.setup.name, self.refused, error)
 
     def _hear_window(self, name: str, incarnation: int, window: Window) -> None:
         one, now = self.upstream[name], time.monotonic()
-        if not self._is_its_life(one, incarnation) or not one.sign(incarnation, now, window.last):
+        if not self._vigil.is_its_life(one, incarnation) or not one.sign(incarnation, now, window.last):
             return
         if one.state != LIVE:
             self._upstreams.welcome(one, self.clock is None)
@@ -646,7 +500,7 @@ class RegionNode:
                 self._upstreams.take_in_time(one, window)
             return
         if window.epoch_ns == self._timeline and not one.take(window, now):
-            self._recover(one)
+            self._vigil.recover(one)
 
     def _hear_health(self, name: str, message: Message) -> None:
         status = msgspec.convert(message.value, RegionStatus)
@@ -658,22 +512,12 @@ class RegionNode:
         if self.clock is not None:
             self._adopt_epoch(self.clock, status.epoch_ns)
         one = self.upstream.get(name)
-        if one is None or not self._is_its_life(one, message.incarnation):
+        if one is None or not self._vigil.is_its_life(one, message.incarnation):
             return
         if self.clock is None and status.epoch_ns != self._timeline:
             status.step = 0  # it speaks of another past
         if one.status(status, message.incarnation, now) and not one.left and one.state == MISSING:
             self._upstreams.welcome(one, self.clock is None)
-
-    def _is_its_life(self, one: Upstream, incarnation: int) -> bool:
-        """Whether a message is of the life of a region that is present; a new one may have an older clock."""
-        if incarnation == one.incarnation:
-            return True
-        lives = [] if self.node is None else [peer.incarnation for peer in self.node.lives(one.name)]
-        if incarnation not in lives or (one.incarnation in lives and incarnation < one.incarnation):
-            return False
-        one.incarnation = min(one.incarnation, incarnation - 1)  # whatever its clock says, it is the later one
-        return True
 
     def _hear_letter(self, name: str, message: Message) -> None:
         if self._shard.step - self._shard.slots < message.step < self._shard.step + _FARTHEST_LETTER:
@@ -747,8 +591,8 @@ class RegionNode:
         return {
             "region": self.setup.name,
             "step": self._shard.step,
-            "refused": self.refused,
-            "overrun": self.overrun,
+            "refused": self._inbox.refused,
+            "overrun": self._inbox.overrun,
             "data_lost": self._mail.lost,
             "upstream": {
                 one.name: {
@@ -765,9 +609,6 @@ class RegionNode:
         }
 
     # --- helpers --------------------------------------------------------------------------------------------------
-
-    def _is_here(self, name: str) -> bool:
-        return self.node is not None and self.node.peer(name) is not None
 
     def _check_stop(self) -> None:
         now = time.monotonic()
@@ -789,15 +630,8 @@ class RegionNode:
 
     def _refuse_rest(self) -> None:
         """Answer those whose commands will not be carried out any more."""
-        while True:
-            try:
-                kind, what = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if kind == "command":
-                what.error = MeshError(f"{self.setup.name} has left")
-                what.done.set()
-        self._commands.refuse_all(f"{self.setup.name} has left")
+        questions = [what[0] for kind, what in self._inbox.rest() if kind == "command"]
+        self._commands.refuse_all(f"{self.setup.name} has left", questions)
 
 
 def _keys_of(expression: str) -> tuple[str, ...]:
