@@ -29,6 +29,8 @@ EXAMPLES = {
     "14_own_region.py": ([sys.executable], "the light is in column 3"),
     "15_nodes.py": ([sys.executable], "still here: counter"),
     "16_brain_on_the_mesh.py": ([sys.executable], "prefrontal was killed; cortex went on"),
+    "17_data_parallel.py": ([*LAUNCH, "-n", "2"], "more than 99 % are known: True"),
+    "18_distributed_context.py": ([*LAUNCH, "-n", "2"], "2 ranks learned to add eight numbers: True"),
     "19_digits.py": ([*LAUNCH, "-n", "2"], "97 % or more of 360 unseen digits are right: True"),
     "20_resume.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "resumed in epoch 2, after step 10"),
     "21_parameter_server.py": ([sys.executable], "0.5 · 0.8 is about 0.4"),

@@ -47,13 +47,13 @@ def run() -> dict[str, Any]:
 def test_every_way_is_measured_and_equal_ways_are_equal(run: dict[str, Any]) -> None:
     assert run["failures"] == run["disagreements"] == []
     entries = {entry["way"]: entry for entry in run["entries"]}
-    assert [way for way in WAYS if way in entries] == [way for way in WAYS if way not in left_out_ways()]
+    assert list(entries) == [way for way in WAYS if way not in left_out_ways()]
     for way in TOGETHER:
         entry = entries[way]
         assert len(entry["rounds_us"]) == 1
         assert entry["step_us"] > 0
         assert entry["samples_per_s"] == pytest.approx(2 * 32 / entry["step_us"] * 1e6)
-        assert entry["overhead_us"] == pytest.approx(entry["step_us"] - entries["one"]["step_us"])
+        assert entry["overhead_us"] == pytest.approx(entry["rounds_us"][0] - entries["one"]["rounds_us"][0])
     # Ranks have data of their own: by itself a module goes another way than with the others.
     assert abs(entries["one"]["along"] - entries["shm"]["along"]) > 0.01 * entries["shm"]["moved"]
 
@@ -80,8 +80,10 @@ def test_tables_of_a_run(run: dict[str, Any], tmp_path: Path) -> None:
     results = msgspec.convert(run, Results)
     assert results.sound
     text = as_text(results)
-    assert re.search(r"^ *way +step ms +samples/s +overhead µs +of ddp-gloo's +bytes a step +error$", text, re.M)
-    assert re.search(r"^ *ddp-gloo +[\d.]+ +[\d,]+ +-?[\d,]+ +(1\.00|-) +104,488 +-$", text, re.M)
+    assert re.search(
+        r"^ *way +step ms +fastest +samples/s +overhead µs +of ddp-gloo's +bytes a step +error$", text, re.M
+    )
+    assert re.search(r"^ *ddp-gloo +[\d.]+ +[\d.]+ +[\d,]+ +-?[\d,]+ +(1\.00|-) +104,488 +-$", text, re.M)
     assert re.search(r"^ *mlp, shm +[\d.]+ +[\d.]+ +[\d.]+ +one bucket$", text, re.M)
     assert "shm, gloo, ddp-gloo, ddp-shm, shm-late, gloo-late came to the same parameters." in text
     begin, end = marks("training")
@@ -147,16 +149,18 @@ def results_of(times_us: dict[str, list[float]], model: str = "mlp", size: float
 
 
 def test_medians_overheads_and_targets() -> None:
+    # The machine was busy in the second round, and all were slower; in the third something met shm alone.
     results = results_of(
-        {"one": [400.0, 500.0, 9000.0], "shm": [900.0, 800.0, 950.0], "ddp-gloo": [2500.0, 100.0, 2600.0]}
+        {"one": [400.0, 4000.0, 500.0], "shm": [800.0, 4390.0, 9000.0], "ddp-gloo": [2400.0, 6100.0, 2500.0]}
     )
-    assert results.step_us("mlp", "shm") == 900.0
+    assert results.step_us("mlp", "shm") == 4390.0
     assert results.overhead_us("mlp", "shm") == 400.0
     assert results.overhead_ratio("mlp", "shm") == 400.0 / 2000.0
-    assert results.samples_per_s("mlp", "shm") == pytest.approx(64 / 900e-6)
+    assert results.step_ratio("mlp", "shm") == 4390 / 6100
+    assert results.samples_per_s("mlp", "shm") == pytest.approx(64 / 4390e-6)
     assert [str(verdict) for verdict in verdicts(results)] == [
-        "mlp: overhead over shm 0.20 of ddp-gloo's, wanted 0.33 at most: met",
-        "mlp: a step over shm takes 0.36 of ddp-gloo's time, wanted 1 at most: met",
+        "mlp: overhead over shm 0.200 of ddp-gloo's, wanted 0.333 at most: met",
+        "mlp: a step over shm takes 0.720 of ddp-gloo's time, wanted 1 at most: met",
     ]
     data = as_data(results)
     assert [target["met"] for target in data["targets"]] == [True, True]
@@ -171,6 +175,10 @@ def test_targets_are_missed_where_they_are() -> None:
     even = results_of({"one": [400.0], "shm": [390.0], "ddp-gloo": [400.0]})
     assert even.overhead_ratio("mlp", "shm") is None
     assert [verdict.met for verdict in verdicts(even)] == [True]
+    # Training together is never quicker than apart: such a figure tells of the machine, and nothing is met by it.
+    busy = results_of({"one": [500.0], "shm": [400.0], "ddp-gloo": [900.0]})
+    assert [verdict.met for verdict in verdicts(busy)] == [False, True]
+    assert "less than nothing" in as_text(busy)
     # The third of the overhead is asked of the small model only.
     assert len(verdicts(results_of({"one": [4.0], "shm": [9.0], "ddp-gloo": [9.0]}, "conv"))) == 1
     assert verdicts(results_of({"one": [400.0], "shm": [390.0]})) == []
@@ -189,17 +197,16 @@ def test_what_is_hidden() -> None:
 def test_ways_that_differ_and_failures_are_told() -> None:
     results = results_of({"shm": [1.0], "gloo": [1.0], "shm-topk": [1.0]})
     results.entries[2].along = 0.4  # compression is no way that must be equal
-    assert results.sound
+    assert results.disagreements == []
     results.entries[1].along += 0.003
-    assert not results.sound
     assert "NOT SOUND: parameters differ" in as_text(results)
     assert results.disagreements == [
         "mlp: gloo has moved by 2 (0.503 in one direction), shm by 2 (0.5)",
     ]
-    results.entries[1].along = 0.5
-    results.failures.append("gloo: it broke")
-    assert not results.sound
-    text = as_text(results)
+    broken = results_of({"shm": [1.0]})
+    broken.failures.append("gloo: it broke")
+    assert not broken.sound
+    text = as_text(broken)
     assert "failed: gloo: it broke" in text
     assert "left out: cuda-one: gone: buy one" in text
 

@@ -16,7 +16,7 @@ from neuraxis.observe.bench_training_plan import MODELS, WAYS, Plan, check_torch
 
 __all__ = ["training"]
 
-_QUICK = {"rounds": 3, "sample_s": 0.08}
+_QUICK = {"rounds": 5, "sample_s": 0.05}
 
 
 def training(
@@ -43,9 +43,9 @@ def training(
     models
         Models to train: mlp, conv, transformer.
     repeats
-        Rounds, of which the median counts; 9 without it, 3 with --quick.
+        Rounds, of which the median counts; 21 without it, 5 with --quick.
     quick
-        Fewer and shorter samples: about 30 seconds.
+        Fewer and shorter samples: about half a minute.
     json
         Print the results as JSON, every round included.
     markdown

@@ -22,6 +22,7 @@ def describe_machine() -> dict[str, str]:
         "cpu": _processor(),
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "memory": _memory(),
+        "gpu": _graphics(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "neuraxis": neuraxis.__version__,
@@ -45,6 +46,15 @@ def _memory() -> str:
     with suppress(AttributeError, ValueError, OSError):
         return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GB"
     return ""
+
+
+def _graphics() -> str:
+    """What the NVIDIA driver says there is: torch would have to be loaded to know."""
+    found: list[str] = []
+    with suppress(OSError):
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            found += [line.partition(":")[2].strip() for line in path.read_text().splitlines() if "Model:" in line]
+    return ", ".join(found)
 
 
 def _mpi_version() -> str:

@@ -105,7 +105,7 @@ def markdown_table(headings: Sequence[str], rows: Rows) -> str:
 
 def machine_lines(machine: dict[str, str]) -> list[str]:
     """The hardware in one line, the software in another."""
-    hardware = ("cpu", "cores", "memory", "kernel")
+    hardware = ("cpu", "cores", "memory", "gpu", "kernel")
     return [
         ", ".join(
             f"{machine[name]} cores" if name == "cores" else machine[name] for name in hardware if name in machine

@@ -1,8 +1,9 @@
 """Measure steps of training, ours and torch's, in one run.
 
-All ways to train a model take turns within each round, each round beginning with another one, and the median of the
-rounds counts: whatever else the machine does meets all of them alike. A sample is many steps in a row on every rank,
-and its time is that of the slowest rank, for one step.
+All ways to train a model take turns within each round, in another order each time: whatever else the machine does
+meets all of them alike. What is compared is compared within each round, and the median of the rounds counts, so that
+load that comes and goes drops out. A sample is many steps in a row on every rank, and its time is that of the slowest
+rank, for one step.
 
 Before anything is timed, the ways that must come to the same parameters are compared.
 """
@@ -10,6 +11,7 @@ Before anything is timed, the ways that must come to the same parameters are com
 from __future__ import annotations
 
 import os
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -81,14 +83,23 @@ class Results(msgspec.Struct):
 
     def overhead_us(self, model: str, way: str) -> float | None:
         """What a step takes beyond that of the module by itself."""
-        alone = self.step_us(model, "cuda-one" if WAYS[way].crew == "cuda" else "one")
-        step = self.step_us(model, way)
-        return None if step is None or alone is None else step - alone
+        pairs = self._rounds_of(model, way, "cuda-one" if WAYS[way].crew == "cuda" else "one")
+        return statistics.median(step - alone for step, alone in pairs) if pairs else None
 
     def overhead_ratio(self, model: str, way: str, peer: str = "ddp-gloo") -> float | None:
         """An overhead by that of a peer; None where the peer has none that could be measured."""
         ours, theirs = self.overhead_us(model, way), self.overhead_us(model, peer)
         return None if ours is None or theirs is None or theirs <= 0 else ours / theirs
+
+    def step_ratio(self, model: str, way: str, peer: str = "ddp-gloo") -> float | None:
+        """A step's time by that of a peer."""
+        pairs = self._rounds_of(model, way, peer)
+        return statistics.median(ours / theirs for ours, theirs in pairs) if pairs else None
+
+    def _rounds_of(self, model: str, way: str, other: str) -> list[tuple[float, float]]:
+        """The times of two ways, round by round; of one that failed on the way there are fewer."""
+        one, two = self.entry(model, way), self.entry(model, other)
+        return [] if one is None or two is None else list(zip(one.rounds_us, two.rounds_us, strict=False))
 
     def hidden(self, model: str, way: str) -> float | None:
         """The share of the exchange that takes place behind the backward pass; None where there is too little of it."""
@@ -146,6 +157,7 @@ def measure(plan: Plan, left_out: Sequence[LeftOut] = (), progress: Progress | N
                 if progress is not None:
                     progress(done, total, model)
         results.failures += [f"{name}: {reason}" for group in groups for name, reason in group.failed.items()]
+    results.entries.sort(key=lambda entry: (plan.models.index(entry.model), plan.ways.index(entry.way)))
     return results
 
 
@@ -158,9 +170,9 @@ class _Turns:
         self._unable: set[tuple[str, str]] = set()
 
     def round(self, model: str, number: int) -> None:
-        ways = self._results.plan.ways
-        first = number % len(ways)
-        for way in (*ways[first:], *ways[:first]):
+        # In another order each time, the same in every run: nobody always comes after the same one.
+        ways = random.Random(number).sample(self._results.plan.ways, len(self._results.plan.ways))
+        for way in ways:
             name = WAYS[way].crew
             group = next((group for group in self._groups if name in group.running), None)
             if group is None or (model, way) in self._unable:
@@ -194,9 +206,11 @@ def _begin(crew: Contender, model: str, way: str, sample_s: float) -> Entry:
     first = crew.ask(Ask(pattern, check=True))
     if first.problem:
         raise _Unable(first.problem)
-    trial = crew.ask(Ask(pattern, 0, _TRIAL_STEPS, warmups=2))
-    if trial.problem:
-        raise _Unable(trial.problem)
-    steps = round(sample_s * _TRIAL_STEPS / max(trial.seconds, 1e-9))
+    # Twice: a trial that lost its core for a while must not make the samples too short.
+    trials = [crew.ask(Ask(pattern, 0, _TRIAL_STEPS, warmups=2)) for _ in range(2)]
+    for trial in trials:
+        if trial.problem:
+            raise _Unable(trial.problem)
+    steps = round(sample_s * _TRIAL_STEPS / max(min(trial.seconds for trial in trials), 1e-9))
     facts = {name: first.facts[name] for name in ("bytes", "error", "moved", "along")}
     return Entry(model, way, min(max(steps, _LEAST_STEPS), _MOST_STEPS), **facts, rounds_us=[])

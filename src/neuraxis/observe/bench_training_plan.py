@@ -65,8 +65,8 @@ class Plan(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = tuple(MODELS)
     ways: tuple[str, ...] = tuple(WAYS)
     ranks: int = 2
-    rounds: int = 9
-    sample_s: float = 0.3
+    rounds: int = 21
+    sample_s: float = 0.1  # short, and many of them: one that was disturbed then counts little
 
     def __post_init__(self) -> None:
         if self.ranks < 2:

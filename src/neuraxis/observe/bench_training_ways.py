@@ -30,8 +30,11 @@ class Training(Protocol):
     def step(self) -> None: ...
 
     def facts(self) -> dict[str, float]:
-        """`moved` and `along`: how far the parameters have come, and how far in one direction. `bytes`: what this rank
-        hands over in a step. `error`: of compression, in the last step."""
+        """What came of the steps so far.
+
+        `moved` and `along`: how far the parameters have come, and how far in one direction, whose numbers are drawn at
+        random and about 1. `bytes`: what this rank hands over in a step. `error`: of compression, in the last step.
+        """
 
 
 class Crew:
@@ -156,8 +159,7 @@ class _Training:
             [(now.detach() - then).flatten() for now, then in zip(self._parameters, self._began, strict=True)]
         ).double()
         direction = torch.randn(len(moved), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        along = moved.cpu() @ direction / direction.norm()
-        return {"moved": moved.norm().item(), "along": along.item(), **self._traffic()}
+        return {"moved": moved.norm().item(), "along": (moved.cpu() @ direction).item(), **self._traffic()}
 
     def _traffic(self) -> dict[str, float]:
         if isinstance(self._model, DataParallel):

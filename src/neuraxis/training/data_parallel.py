@@ -125,15 +125,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         settings = {"loss": loss, "precision": precision, "buffers": buffers, "compress": repr(compress)}
         settings |= {"sync_every": str(sync_every), "options": repr(self._options)}
         self._group = own = group_for_gradients(parent, settings, module)
-        for layer in module.modules():
-            if isinstance(layer, SyncBatchNorm) and layer.group is None:
-                layer.group = parent
+        if group is not None:  # else they take the current world by themselves, also in a later context
+            for layer in module.modules():
+                if isinstance(layer, SyncBatchNorm) and layer.group is None:
+                    layer.group = group
         if sync_every > 1:
             self._local = LocalSteps(module, own, sync_every)
             weakref.finalize(self, _end, own, self._local.close)
         else:
             after = None if self._keep_buffers else SharedBuffers(module, own).after_step
-            self._reducer = Reducer(self._trained(), own, self._options, codec, after)
+            self._reducer = Reducer(self._trained(), own, self._options, codec, after, self._precision.loss_scale)
             weakref.finalize(self, self._reducer.close).atexit = False
 
     # --- a module as any other --------------------------------------------------------------------

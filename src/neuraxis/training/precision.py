@@ -45,3 +45,7 @@ class Precision:
         """A context manager for forward passes; one that does nothing for fp32."""
         dtype = _DTYPES.get(self.name)
         return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
+
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by now."""
+        return float(self.scaler.get_scale())

@@ -71,7 +71,8 @@ class Forward:
 class Reducer:
     """Averages the gradients of `parameters` over `group`; of one rank's own blocks where `group` is None.
 
-    `finished(weights)` is called after each exchange with the samples of each rank.
+    `finished(weights)` is called after each exchange with the samples of each rank; `loss_scale` tells what gradients are
+    multiplied by.
 
     Attributes:
         steps: how many exchanges were completed.
@@ -87,6 +88,7 @@ class Reducer:
         options: ReducerOptions,
         codec: Codec | None = None,
         finished: Callable[[list[float]], None] | None = None,
+        loss_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.group = group
         self.options = options
@@ -95,7 +97,7 @@ class Reducer:
         self.shadowing = False
         self.blocks = 0
         self._finished = finished
-        self.sender = Sender(group, codec, options.overlap, options.weighted)
+        self.sender = Sender(group, codec, options.overlap, options.weighted, loss_scale)
         self._rank, self._size = (0, 1) if group is None else (group.rank, group.size)
         self._mode = _Mode.REST if group is None else _Mode.SEND
         self._handles: list[Any] = []

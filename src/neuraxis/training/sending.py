@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ class Sender:
         codec: takes the place of the sum of all buckets but the last, which has the control words.
         overlap: whether buckets travel while the caller goes on.
         divided: whether sums will be divided by the number of samples, which codecs want to know about.
+        loss_scale: what the loss, and so every gradient, is multiplied by now. It changes from step to step, and what a
+            codec keeps for later steps must not.
 
     Attributes:
         bytes_plain: what was sent without a codec, since the beginning.
@@ -33,8 +36,16 @@ class Sender:
             have the same.
     """
 
-    def __init__(self, group: Communicator | None, codec: Codec | None, overlap: bool, divided: bool) -> None:
+    def __init__(
+        self,
+        group: Communicator | None,
+        codec: Codec | None,
+        overlap: bool,
+        divided: bool,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self.group = group
+        self._loss_scale = loss_scale
         self.codec = codec
         self.overlap = overlap
         self.bytes_plain = 0
@@ -98,7 +109,7 @@ class Sender:
                 samples = np.array([weight])
                 self.group.all_reduce(samples)
                 self.exponent = math.ceil(math.log2(samples[0])) if samples[0] > 0 else 0
-            self.codec.exchange(bucket, self.group, weight, self.exponent)
+            self.codec.exchange(bucket, self.group, weight * self._loss_scale(), self.exponent)
 
 
 def _in_order_of_streams(bucket: Bucket) -> None:
