@@ -71,8 +71,8 @@ class Forward:
 class Reducer:
     """Averages the gradients of `parameters` over `group`; of one rank's own blocks where `group` is None.
 
-    `finished(weights)` is called after each exchange with the samples of each rank; `loss_scale` tells what gradients are
-    multiplied by.
+    `finished(weights)` is called after each exchange with the samples of each rank; `loss_scale` tells what gradients
+    are multiplied by.
 
     Attributes:
         steps: how many exchanges were completed.
