@@ -24,7 +24,15 @@ from neuraxis.errors import InvalidArgument, NameTaken, NeuraxisError
 if TYPE_CHECKING:
     from neuraxis.mesh import Node, Topology
 
-__all__ = ["OBSERVER", "MeshOptions", "MeshToolOptions", "check_listening", "check_positive", "run_tool", "wait_for_others"]
+__all__ = [
+    "OBSERVER",
+    "MeshOptions",
+    "MeshToolOptions",
+    "check_listening",
+    "check_positive",
+    "run_tool",
+    "wait_for_others",
+]
 
 OBSERVER = "observer"  # whose keys the tools use
 
