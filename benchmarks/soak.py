@@ -44,8 +44,8 @@ AWAY_S = 1.0  # how long one that was killed stays away
 LIMIT_S = 60.0
 PARTS = 6
 # What may be more at the end. Zenoh's runtimes have some threads more or less at times. A message that waits takes 9 to
-# 50 KB, however small it is, and the heap keeps much of what a backlog needed. Of what a region's engine has reserved for
-# spikes, a part is used for the first time when there are more of them than ever before.
+# 50 KB, however small it is, and the heap keeps much of what a backlog needed. Of what a region's engine has reserved
+# for spikes, a part is used for the first time when there are more of them than ever before.
 MORE_BYTES, MORE_SHARE, MOST_MORE_BYTES = 4 * 2**20, 0.05, 32 * 2**20
 ENGINE_BYTES = 12 * 2**20
 MORE_THREADS, MORE_DESCRIPTORS = 2, 1
