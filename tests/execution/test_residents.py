@@ -162,7 +162,7 @@ def test_answers_become_spikes_in_the_next_step_or_when_they_say(
         ({"ids": [True]}, "whole numbers from 0 to 3"),
         ({"time_ms": float("nan"), "ids": [0]}, "NaN"),
         ({"time_ms": 0.1 * (2**32 + 20), "ids": [0]}, "beyond the last step"),
-        ({"data": object()}, "data of type object"),
+        pytest.param({"data": object()}, "data of type object", id="an object"),
         ("abc", "events, or an array of ids, are expected"),
         ([3], "events, or an array of ids, are expected"),
         (7, "r0"),
