@@ -59,6 +59,7 @@ _LONG = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before those who deal tests out to runners look at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in item.nodeid for name in _LONG):
@@ -129,6 +130,8 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if crew is not None:
         crew.ensure()  # one that an earlier test broke is started anew
         generation = crew.generation
+    if request.node.get_closest_marker("gpu"):
+        _open_cuda()
     before = _held()
     yield
     if crew is not None and (crew.broken or crew.generation != generation):
@@ -138,6 +141,13 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
         time.sleep(0.01)
+
+
+def _open_cuda() -> None:
+    """What CUDA opens when it is used first stays open until the process ends."""
+    import torch
+
+    torch.zeros(1, device="cuda")
 
 
 def _held() -> dict[str, dict[Any, str]]:

@@ -23,6 +23,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return soak
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_minute_of_kills_is_accounted_for_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = subprocess.run(

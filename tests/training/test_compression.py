@@ -13,6 +13,7 @@ from neuraxis.errors import InvalidArgument
 from neuraxis.training import DataParallel, Half, TopK, Traffic
 from neuraxis.training.buckets import Bucket, plan_buckets
 from neuraxis.training.compression import codec_for
+from neuraxis.training.reducer import Reducer, ReducerOptions
 from tests.crew import Crew
 from tests.crew.checks import Checks
 
@@ -328,3 +329,30 @@ def learned(context: Any) -> list[str]:
 
 def test_training_with_compression(crew: Crew) -> None:
     crew.check(learned)
+
+
+def what_is_left_over_has_no_loss_scale(context: Any) -> list[str]:
+    """The loss scale changes between two steps; what the first left over counts in the second as what it is."""
+    checks = Checks(context.rank)
+    scale = [2.0**16]
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8, bias=False)
+    group = context.world.new_group()
+    reducer = Reducer(
+        list(layer.named_parameters()), group, ReducerOptions(), codec_for(TopK(0.25)), None, lambda: scale[0]
+    )
+    true = torch.linspace(-1.0, 2.0, 64).reshape(8, 8)  # the gradient, in both steps
+    total = torch.zeros(8, 8)
+    for scale[0] in (2.0**16, 2.0**3, 2.0**11, *[1.0] * 5):
+        layer.weight.grad = None
+        (layer.weight * true * scale[0]).sum().backward()
+        total += layer.weight.grad / scale[0]
+    reducer.close()
+    # Eight steps with a quarter of the values each have sent everything at least once, at its true size.
+    checks.equal(bool((total > 8 * true.abs().max()).any()), False, "more than was wanted")
+    checks.equal(bool((total[true > 1] > 4).all()), True, "most of what was wanted")
+    return checks.complaints
+
+
+def test_what_is_left_over_has_no_loss_scale(crew: Crew) -> None:
+    crew.check(what_is_left_over_has_no_loss_scale)

@@ -145,7 +145,7 @@ class _Training:
     def step(self) -> None:
         self._optimizer.zero_grad()
         with self._around():
-            loss = nn.functional.mse_loss(self._model(self._x), self._y)
+            loss = nn.functional.mse_loss(self._model(self._x).to(self._y.dtype), self._y)
             if self._scaler is None:
                 loss.backward()
                 self._optimizer.step()
