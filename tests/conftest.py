@@ -56,10 +56,16 @@ _LONG = (
     "tests/brain/test_cerebellum.py",
     "tests/validation/",
     "test_side_by_side.py::test_two_worlds_in_one_job[neuraxis",
+    "test_bench_training.py::test_every_way_is_measured_and_equal_ways_are_equal",
+    "test_bench_training.py::test_compression_sends_fewer_bytes_and_tells_its_error",
+    "test_bench_training.py::test_tables_of_a_run",
+    "test_bench_training.py::test_nothing_is_left_when_it_is_ended_early",
+    "20_resume",
+    "21_parameter_server",
+    "22_partition",
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before those who deal tests out to runners look at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in item.nodeid for name in _LONG):
@@ -68,9 +74,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if item.get_closest_marker("gpu") and not _cuda_device():
             item.add_marker(pytest.mark.skip(reason="gpu: there is no CUDA device here"))
-        # Of several runners (-n 2) one has all tests of a crew, and one all tests of a file.
-        crew = _crew_parameter(item)
-        item.add_marker(pytest.mark.xdist_group(str(item.path) if crew is None else f"crew {crew}"))
 
 
 def _cuda_device() -> bool:
