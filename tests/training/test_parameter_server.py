@@ -336,6 +336,7 @@ def stopped_for_a_while(mesh: str) -> list[bool]:
     return dropped
 
 
+@pytest.mark.alone
 def test_a_stopped_worker_holds_up_nobody_and_comes_back(mesh: str) -> None:
     with Ranks(stopped_for_a_while, 3, mesh, torch=True) as ranks:
         ranks.wait_for("went-on", LIMIT_S)
