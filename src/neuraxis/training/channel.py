@@ -6,9 +6,11 @@ in its place.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from neuraxis.errors import NodeGone
 from neuraxis.mesh import Message, Node
 from neuraxis.training.pieces import Pieces, restored, taken_apart
 
@@ -16,6 +18,7 @@ __all__ = ["Channel", "Handler", "MeshChannel"]
 
 _PIECE_BYTES = 8 << 20
 _PUT, _GET = "training/put", "training/get"
+_RETURN_S = 3.0  # one that was out of sight for a moment, or to which we were, is seen again within this
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -34,8 +37,8 @@ class Channel(Protocol):
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
         """Ask another party, once.
 
-        Raises NodeGone if it is not there or goes meanwhile, RequestTimeout if it takes too long, RequestFailed if
-        its handler raised.
+        Raises NodeGone if it is not there or goes for good, RequestTimeout if it takes too long, RequestFailed if its
+        handler raised. A connection that is lost for a moment is not an error, and nothing is carried out twice.
         """
 
     def here(self, name: str) -> bool:
@@ -83,10 +86,22 @@ class MeshChannel:
         question = taken_apart(
             value,
             self._piece_bytes,
-            lambda token, piece: self._node.request(to, _PUT, {"token": token, "piece": piece}, timeout),
+            lambda token, piece: self._ask(to, _PUT, {"token": token, "piece": piece}, timeout),
         )
-        answer = self._node.request(to, topic, question, timeout)
-        return restored(answer, lambda token: self._node.request(to, _GET, {"token": token}, timeout))
+        answer = self._ask(to, topic, question, timeout)
+        return restored(answer, lambda token: self._ask(to, _GET, {"token": token}, timeout))
+
+    def _ask(self, to: str, topic: str, value: Any, timeout: float) -> Any:
+        """Ask, and ask again when the other one is back: after a pause of either process the link is made anew."""
+        number = self._node.next_question()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._node.request(to, topic, value, max(left, 1e-3), again=number)
+            except NodeGone:
+                if left <= 0 or self._node.wait_for([to], min(left, _RETURN_S)):
+                    raise
 
     def here(self, name: str) -> bool:
         return self._node.peer(name) is not None
