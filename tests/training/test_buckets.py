@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from neuraxis.training.buckets import BucketPlan, plan_buckets
-from neuraxis.training.packing import pack
+from neuraxis.training.packing import Packer
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
 
@@ -131,7 +131,7 @@ def test_packing(kinds: list[str], weight: float, add: bool) -> None:
             for view, value in zip(reversed(bucket.views), before, strict=True):
                 view.copy_(value)
     with torch.no_grad():
-        pack(bucket, weight, add=add, some_missing=True)
+        Packer(bucket).pack(weight, add=add, some_missing=True)
     _assert_equal(list(reversed(bucket.views)), expected)
     assert plan.used.tolist() == [5] * len(parameters)  # the control words are no gradients
 

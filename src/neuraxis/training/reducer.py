@@ -28,7 +28,7 @@ from neuraxis.comm import Communicator
 from neuraxis.errors import InvalidArgument, StepInterrupted
 from neuraxis.training.buckets import Bucket, plan_buckets
 from neuraxis.training.control_words import SHADOW, ControlWords
-from neuraxis.training.packing import pack
+from neuraxis.training.packing import Packer
 from neuraxis.training.sending import Sender
 
 if TYPE_CHECKING:
@@ -128,12 +128,13 @@ class Reducer:
             control_apart=self.sender.codec is not None,
         )
         buckets = self.plan.buckets
+        self._packers = [Packer(bucket) for bucket in buckets]
         self._last = len(buckets) - 1
         self._fired = bytearray(len(parameters))
         self._used = bytearray(len(parameters))
         self._full = [len(bucket.parameters) for bucket in buckets]
         self._waiting = list(self._full)
-        self._words = ControlWords(self.plan, self._rank)
+        self._words = ControlWords(self.plan, self._rank, self._used)
         # To tell a backward pass, which fills every .grad, from one that was asked for some gradients only.
         first = parameters[0][1] if parameters else None
         self._a_leaf = None if first is None else first.view_as(first).grad_fn.next_functions[0][0]
@@ -210,7 +211,7 @@ class Reducer:
         _queue_callback(self._end)
 
     def _send_what_is_full(self) -> None:
-        if self._mode is not _Mode.SEND or self._heard_of < self._forwards:
+        if self._next == self._last or self._mode is not _Mode.SEND or self._heard_of < self._forwards:
             return
         with torch.no_grad():
             while self._next < self._last and not self._waiting[self._next]:
@@ -272,7 +273,8 @@ class Reducer:
         self.sender.forget()
 
     def _pack(self, bucket: Bucket, weight: float) -> None:
-        pack(bucket, weight, add=self._gathered, some_missing=bool(self._waiting[bucket.index]))
+        missing = bool(self._waiting[bucket.index])
+        self._packers[bucket.index].pack(weight, add=self._gathered, some_missing=missing)
 
     def _gather(self) -> None:
         weight = self._weight()
@@ -293,7 +295,7 @@ class Reducer:
         samples = SHADOW if self.shadowing else self._gathered_samples + self._own_samples()
         tail = self.plan.buckets[self._last]
         self._pack(tail, weight)
-        self._words.write(samples, self._used)
+        self._words.write(samples)
         self.sender.finish(tail)
         weights, used = self._words.read()
         self._divide(sum(weight for weight in weights if weight > 0))
@@ -318,7 +320,8 @@ class Reducer:
                 bucket.values.zero_()
                 if bucket.index < self._last:
                     self.sender.start(bucket, 0.0)
-            self._words.write(SHADOW, bytes(len(self._used)))
+            self._used[:] = bytes(len(self._used))
+            self._words.write(SHADOW)
             self.sender.finish(self.plan.buckets[self._last])
             weights, _ = self._words.read()
             self.drop()
