@@ -64,7 +64,8 @@ def parameters_of(source: str, function_name: str) -> tuple[Parameter, ...] | No
 
 _IDENTIFIER_BEFORE = re.compile(r"([A-Za-z_]\w*)\s*$")
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "__align__"}
-_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+# Comments, texts, and what is for the preprocessor.
+_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?m:^[ \t]*#(?:\\\n|[^\n])*)', re.DOTALL)
 
 
 def _kernels(source: str) -> dict[str, list[list[str]]]:
