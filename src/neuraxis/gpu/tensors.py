@@ -56,7 +56,7 @@ def shared_with_cupy(cupy: Any, tensor: Any) -> Any:
     """A CUDA tensor as an array of CuPy on the same memory."""
     try:
         return cupy.from_dlpack(tensor.detach())
-    except (TypeError, NotImplementedError, BufferError, RuntimeError) as error:
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(error, "status"):  # CUDA's own
             raise
         raise InvalidType(f"a tensor of {tensor.dtype} cannot become an array of CuPy: {error}") from error
