@@ -147,3 +147,10 @@ def test_what_is_on_no_gpu_is_refused() -> None:
     mine = SharedHandle(THIS_PROCESS, bytes(16), bytes(64), 8, 0, (1,), "<f8").packed()
     with pytest.raises(InvalidArgument, match="this process has the array itself"), open_shared(mine):
         pass
+
+
+def test_the_package_loads_nothing_heavy() -> None:
+    modules = "neuraxis.gpu.context, neuraxis.gpu.sharing, neuraxis.gpu.tensors"
+    code = f"import sys, {modules}\nprint(sorted({{'cupy', 'torch', 'numba'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
