@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo patterns robot test lint bench soak install clean
+.PHONY: help demo patterns robot test test-gpu lint bench soak install clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -22,6 +22,10 @@ robot: .venv/base  ## a robot of four regions: one is killed and comes back, a s
 test: lint  ## everything that must pass before a change lands
 	$(BIN)/python -m pytest -n 2 -m "not alone"
 	$(BIN)/python -m pytest -m alone
+
+test-gpu: .venv/cuda  ## the tests of CUDA, on a machine with an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest tests/test_examples.py -k cuda
 
 lint: .venv/dev  ## style, types, layers
 	$(BIN)/ruff check .
@@ -47,6 +51,10 @@ install: .venv/all  ## everything, every extra included
 .venv/dev: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/base
+
+.venv/cuda: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev,cuda]'
+	@touch $@ .venv/dev .venv/base
 
 .venv/all: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[all,dev]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = [sys.executable, "-m", "neuraxis", "launch"]
+
+HAS_CUDA = importlib.util.find_spec("cupy") is not None and any(Path("/dev").glob("nvidia[0-9]*"))
 
 EXAMPLES = {
     "01_hello.py": ([*LAUNCH, "-n", "4"], "the sum over shm: [24. 28. 32. 36.]"),
@@ -35,6 +38,10 @@ EXAMPLES = {
     "20_resume.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "resumed in epoch 2, after step 10"),
     "21_parameter_server.py": ([sys.executable], "0.5 · 0.8 is about 0.4"),
     "22_partition.py": ([*LAUNCH, "-n", "2"], "stages and whole agree: True"),
+    "26_cuda_kernel.py": (
+        [sys.executable],
+        "the same as NumPy, to the bit: True" if HAS_CUDA else "CUDA cannot be used here",
+    ),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {

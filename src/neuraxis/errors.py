@@ -14,9 +14,15 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicatorClosed",
+    "CudaContextClosed",
+    "CudaError",
+    "DeviceOutOfMemory",
+    "DeviceUnavailable",
     "ForkedProcess",
     "InvalidArgument",
     "InvalidType",
+    "KernelCompileError",
+    "KernelFailed",
     "LaunchError",
     "LaunchTimeout",
     "LineClosed",
@@ -405,3 +411,67 @@ class NobodyAnswered(MeshError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (NobodyAnswered, (self.role, self.topic, self.tried))
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------
+
+
+class DeviceUnavailable(NeuraxisError, RuntimeError):
+    """There is no GPU to use here, or not that one. `reason` says what is missing, `remedy` what to do."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"CUDA cannot be used here: {reason}" + (f". {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (DeviceUnavailable, (self.reason, self.remedy))
+
+
+class CudaContextClosed(NeuraxisError, RuntimeError):
+    """A CUDA context, or an array of it, was used before the context was started or after it was stopped."""
+
+
+class KernelCompileError(InvalidArgument):
+    """The source of a CUDA kernel does not compile; the text shows each error with the line it is about.
+
+    Attributes:
+        kernel: the name that the kernel was asked for by.
+        line: the line of the source, from 1, of the first error; None if the compiler named none.
+        source_line: the text of that line.
+        log: all that the compiler said.
+    """
+
+    def __init__(
+        self, message: str, *, kernel: str = "", line: int | None = None, source_line: str = "", log: str = ""
+    ) -> None:
+        self.kernel = kernel
+        self.line = line
+        self.source_line = source_line
+        self.log = log
+        super().__init__(message)
+
+
+class CudaError(NeuraxisError, RuntimeError):
+    """A call into CUDA failed. `status` is CUDA's number for the reason."""
+
+    def __init__(self, message: str, *, status: int = -1) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class KernelFailed(CudaError):
+    """A kernel failed while it ran (an illegal address, an assertion): this process can use CUDA no longer.
+
+    Attributes:
+        kernels: those that may have failed: all that were launched since the device was last waited for.
+        status: CUDA's number for the reason.
+    """
+
+    def __init__(self, message: str, *, kernels: tuple[str, ...] = (), status: int = -1) -> None:
+        self.kernels = kernels
+        super().__init__(message, status=status)
+
+
+class DeviceOutOfMemory(NeuraxisError, MemoryError):
+    """A GPU has not as much memory free as was asked for; the text says how much it has."""

@@ -104,3 +104,12 @@ def test_an_error_in_a_check_is_its_last_line(
         "detail": "RuntimeError: last line",
         "remedy": "defuse it",
     }
+
+
+def test_cuda_tells_of_the_device_and_of_cupy() -> None:
+    (found,) = examine([check for check in all_checks() if check.name == "cuda"])
+    if found.usable:
+        assert "compiled and ran a kernel" in found.detail
+    else:
+        assert "cupy" in found.detail.lower() or "NVRTC" in found.detail
+        assert found.remedy

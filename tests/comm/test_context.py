@@ -277,4 +277,5 @@ def test_import_is_light() -> None:
     """`import neuraxis` loads nothing heavy, and the facade nothing that only an extra brings."""
     assert not _import_time_of("neuraxis") & {"numpy", "numba", "torch", "zenoh", "matplotlib"}
     assert not _import_time_of("neuraxis.launch") & {"numpy", "numba", "torch"}
-    assert not _import_time_of("neuraxis.distributed") & {"torch", "mpi4py", "zenoh", "matplotlib"}
+    extras = {"torch", "mpi4py", "dask", "distributed", "cupy"}
+    assert not _import_time_of("neuraxis.distributed") & {*extras, "zenoh", "matplotlib"}

@@ -57,7 +57,8 @@ class DistributedContext:
 
     Args:
         backend: "auto" (nccl when each rank has a GPU of its own, shm when all ranks share a host, else gloo),
-            "shm", "gloo", "nccl", "mpi" or "local".
+            "shm", "gloo", "nccl", "mpi" or "local". The default is not "nccl", as elsewhere: a program is to run as it
+            is on machines without a GPU for every rank.
         init_method: where the ranks meet: "env://" (the default: what the launcher says), "tcp://host:port" or
             "file:///path".
         world_size: how many ranks; -1 asks the launcher's variables, and is 1 without any.

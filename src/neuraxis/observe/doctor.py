@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neuraxis.errors import BackendUnavailable, NeuraxisError
+from neuraxis.errors import BackendUnavailable, DeviceUnavailable, NeuraxisError
 from neuraxis.launch import run
 from neuraxis.launch.processes import LINUX
 from neuraxis.machine import usable_cores
@@ -108,7 +108,7 @@ def probe(name: str) -> None:
         found.update(usable=True, detail=check.look(), remedy="")
     except Unusable as error:
         found.update(detail=str(error), remedy=error.remedy or check.remedy)
-    except BackendUnavailable as error:
+    except (BackendUnavailable, DeviceUnavailable) as error:
         found.update(detail=error.reason, remedy=error.remedy or check.remedy)
     except BaseException as error:
         lines = str(error).strip().splitlines() or [""]
@@ -271,23 +271,40 @@ def _mpi() -> str:
 
 
 def _cuda() -> str:
-    _require_device()
     try:
-        _require("cupy")
-        import cupy
-
-        runtime = cupy.cuda.runtime
-        names = [runtime.getDeviceProperties(index)["name"].decode() for index in range(runtime.getDeviceCount())]
-        return f"{', '.join(names)}; cupy {cupy.__version__}"
+        _require_device()
+    except Unusable as error:
+        cupy_is = "installed" if importlib.util.find_spec("cupy") is not None else "not installed"
+        raise Unusable(f"{error}; CuPy is {cupy_is}", error.remedy) from None
+    try:
+        return _kernel_ran()
+    except DeviceUnavailable as error:
+        reason, remedy = error.reason, error.remedy
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        reason, remedy = (str(error).strip().splitlines() or [type(error).__name__])[-1], ""
     if importlib.util.find_spec("torch") is not None:
         import torch
 
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         if names:
             reason = f"torch can use {', '.join(names)}, but our kernels cannot: {reason}"
-    raise Unusable(reason)
+    raise Unusable(reason, remedy)
+
+
+def _kernel_ran() -> str:
+    from neuraxis.gpu import CudaContext
+
+    source = "__global__ void answer(int *value) { *value = 42; }"
+    with CudaContext() as context:
+        value = context.allocate(1, "int32")
+        context.get_kernel("doctor", source, "answer")(value, block=1, grid=1)
+        if context.from_gpu(value)[0] != 42:
+            raise Unusable("a kernel ran, and its result is wrong")
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    names = [runtime.getDeviceProperties(index)["name"].decode() for index in range(runtime.getDeviceCount())]
+    return f"{', '.join(names)}; cupy {cupy.__version__}, compiled and ran a kernel"
 
 
 def _require_device() -> None:

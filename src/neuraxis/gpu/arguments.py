@@ -1,0 +1,105 @@
+"""The arguments of a launch, held against what the kernel takes.
+
+NumPy scalars must be of the parameter's own type: CUDA copies as many bytes as the kernel reads, and converts nothing.
+Python's numbers have no C type; they get the parameter's, where it is known and they fit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.gpu.sources import Parameter
+
+__all__ = ["is_device_array", "is_tensor", "matched"]
+
+_BYTES = {np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.bool_)}
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether it is an array in the memory of a GPU."""
+    return hasattr(type(value), "__cuda_array_interface__") and not is_tensor(value)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor, wherever it is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def matched(kernel: str, arguments: Sequence[Any], parameters: Sequence[Parameter] | None) -> tuple[Any, ...]:
+    """The arguments as they can be handed over; an error that names the first that does not fit.
+
+    `parameters`: what the kernel takes, or None if that is not known.
+    """
+    if parameters is not None and len(arguments) != len(parameters):
+        taken = ", ".join(parameter.text for parameter in parameters)
+        raise InvalidType(f"kernel {kernel!r} takes {len(parameters)} arguments ({taken}), {len(arguments)} were given")
+    known: Sequence[Parameter] = parameters if parameters is not None else [Parameter("")] * len(arguments)
+    return tuple(
+        _matched(_place(kernel, position, parameter), value, parameter)
+        for position, (value, parameter) in enumerate(zip(arguments, known, strict=True))
+    )
+
+
+def _place(kernel: str, position: int, parameter: Parameter) -> str:
+    return f"kernel {kernel!r}, argument {position}" + (f" ({parameter.text})" if parameter.text else "")
+
+
+def _matched(place: str, value: Any, parameter: Parameter) -> Any:
+    if is_device_array(value):
+        return _array(place, value, parameter)
+    if value is None and parameter.pointer is not False:
+        return None  # a null pointer
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        raise InvalidType(
+            f"{place}: an array in the memory of the host; bring it over with to_gpu() or tensor_to_gpu()"
+        )
+    if not isinstance(value, np.generic | bool | int | float | complex):
+        raise InvalidType(f"{place}: {type(value).__name__} is neither an array on the GPU nor a number")
+    if parameter.pointer:
+        raise InvalidType(f"{place}: the number {value!r} was given where the kernel takes a pointer")
+    return _scalar(place, value, parameter.dtype)
+
+
+def _array(place: str, array: Any, parameter: Parameter) -> Any:
+    if parameter.pointer is False:
+        raise InvalidType(f"{place}: an array was given where the kernel takes a number")
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(
+            f"{place}: the array is not contiguous (a transpose, or a slice with steps), and kernels see memory only; "
+            "give it cupy.ascontiguousarray(array)"
+        )
+    wanted, dtype = parameter.dtype, np.dtype(array.dtype)
+    if parameter.pointer and wanted is not None and dtype != wanted and not {dtype, wanted} <= _BYTES:
+        raise InvalidType(
+            f"{place}: an array of {dtype}, and the kernel reads {wanted}; convert it with astype(np.{wanted}), or, if "
+            f"its bits are meant, view(np.{wanted})"
+        )
+    return array
+
+
+def _scalar(place: str, value: Any, dtype: np.dtype | None) -> np.generic:
+    if isinstance(value, np.generic):
+        if value.dtype.kind not in "biufc":
+            raise InvalidType(f"{place}: {value.dtype} is no number")
+        if dtype is not None and value.dtype != dtype:
+            raise InvalidType(f"{place}: {value.dtype} was given; write np.{dtype}({value.item()!r})")
+        return value
+    if dtype is None:
+        raise InvalidType(
+            f"{place}: {value!r} has no C type; say which, e.g. np.int32({value!r}) or np.float32({value!r})"
+        )
+    fits = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float), "c": (int, float, complex)}[dtype.kind]
+    if type(value) not in fits:
+        raise InvalidType(f"{place}: {value!r} is no {dtype}")
+    if dtype.kind in "iu":
+        least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        if not least <= value <= most:
+            raise InvalidArgument(f"{place}: {value} does not fit into {dtype} ({least} to {most})")
+    converted: np.generic = dtype.type(value)
+    return converted

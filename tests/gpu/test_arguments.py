@@ -1,0 +1,125 @@
+"""Arguments of a launch against what a kernel takes, with stand-ins for arrays on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.gpu.arguments import is_device_array, matched
+from neuraxis.gpu.sources import parameters_of
+
+
+@dataclass
+class OnDevice:
+    """What the checks look at of an array on a GPU."""
+
+    dtype: np.dtype
+    contiguous: bool = True
+
+    @property
+    def flags(self) -> Any:
+        return SimpleNamespace(c_contiguous=self.contiguous)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AssertionError("the checks need no memory")
+
+
+FLOATS = OnDevice(np.dtype("f4"))
+TAKEN = parameters_of("__global__ void f(const float *x, int n, double factor, bool on, T *any, Odd odd) {}", "f")
+GOOD = (FLOATS, np.int32(3), np.float64(0.5), np.bool_(True), OnDevice(np.dtype("i2")), np.uint8(1))
+
+
+def with_one(position: int, value: Any) -> list[Any]:
+    return [*GOOD[:position], value, *GOOD[position + 1 :]]
+
+
+def test_what_fits_is_handed_over_as_it_is() -> None:
+    given = matched("f", GOOD, TAKEN)
+    assert all(one is other for one, other in zip(given, GOOD, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "expected"),
+    [
+        (1, 5, np.int32(5)),
+        (1, -(2**31), np.int32(-(2**31))),
+        (2, 0.25, np.float64(0.25)),
+        (2, 2, np.float64(2.0)),
+        (3, False, np.bool_(False)),
+        (0, None, None),
+        (5, None, None),
+    ],
+)
+def test_pythons_numbers_get_the_kernels_type(position: int, value: Any, expected: Any) -> None:
+    given = matched("f", with_one(position, value), TAKEN)[position]
+    assert given == expected
+    assert type(given) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "error", "words"),
+    [
+        (
+            0,
+            OnDevice(np.dtype("f8")),
+            InvalidType,
+            "argument 0 (const float *x): an array of float64, and the kernel reads",
+        ),
+        (0, OnDevice(np.dtype("f4"), False), InvalidArgument, "not contiguous"),
+        (0, np.zeros(3, np.float32), InvalidType, "an array in the memory of the host; bring it over with to_gpu()"),
+        (0, torch.zeros(3), InvalidType, "an array in the memory of the host"),
+        (0, np.float32(1), InvalidType, "takes a pointer"),
+        (0, [1.0, 2.0], InvalidType, "list is neither an array on the GPU nor a number"),
+        (1, FLOATS, InvalidType, "takes a number"),
+        (1, np.int64(3), InvalidType, "argument 1 (int n): int64 was given; write np.int32(3)"),
+        (1, np.float32(3), InvalidType, "float32 was given; write np.int32(3.0)"),
+        (1, 2**31, InvalidArgument, "2147483648 does not fit into int32"),
+        (1, 3.0, InvalidType, "3.0 is no int32"),
+        (1, True, InvalidType, "True is no int32"),
+        (1, None, InvalidType, "NoneType is neither"),
+        (2, np.float32(3), InvalidType, "float32 was given; write np.float64(3.0)"),
+        (3, 1, InvalidType, "1 is no bool"),
+        (5, 7, InvalidType, "argument 5 (Odd odd): 7 has no C type; say which"),
+        (5, np.str_("a"), InvalidType, "is no number"),
+    ],
+)
+def test_what_does_not_fit_is_named(position: int, value: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        matched("f", with_one(position, value), TAKEN)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"kernel 'f', argument {position}")
+
+
+def test_too_few_and_too_many_are_told_with_what_is_taken() -> None:
+    for given in (GOOD[:-1], (*GOOD, np.int32(1))):
+        with pytest.raises(InvalidType, match=r"takes 6 arguments \(const float \*x, int n, .*\), [57] were given"):
+            matched("f", given, TAKEN)
+
+
+def test_of_an_unknown_kernel_only_kinds_are_checked() -> None:
+    given = (FLOATS, np.float32(1), None)
+    assert matched("f", given, None) == given
+    for bad in (1, 1.5, np.zeros(2)):
+        with pytest.raises(InvalidType):
+            matched("f", (bad,), None)
+
+
+def test_bytes_are_bytes() -> None:
+    taken = parameters_of("__global__ void f(char *text) {}", "f")
+    for kind in ("i1", "u1", "?"):
+        matched("f", (OnDevice(np.dtype(kind)),), taken)
+    with pytest.raises(InvalidType):
+        matched("f", (OnDevice(np.dtype("i2")),), taken)
+
+
+def test_tensors_on_the_host_are_no_device_arrays() -> None:
+    assert is_device_array(FLOATS)
+    assert not is_device_array(torch.zeros(1))
+    assert not is_device_array(np.zeros(1))

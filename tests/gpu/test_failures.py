@@ -1,0 +1,85 @@
+"""CUDA's errors as ours, with stand-ins that have their names and numbers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from neuraxis.errors import CudaError, DeviceOutOfMemory, InvalidArgument, KernelFailed
+from neuraxis.gpu import failures
+from neuraxis.gpu.failures import cuda_calls, has_failed, note_finished, note_launch
+
+DEVICE = 90  # nobody has it
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    note_finished(DEVICE)
+    failures._failed.discard(DEVICE)
+
+
+def raised_as(error: BaseException) -> BaseException:
+    with pytest.raises(BaseException) as caught, cuda_calls("synchronize", DEVICE):  # noqa: PT011
+        raise error
+    return caught.value
+
+
+ILLEGAL = CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+
+def test_a_failed_kernel_is_named() -> None:
+    note_launch(DEVICE, "f")
+    note_launch(DEVICE, "f")
+    assert not has_failed(DEVICE)
+    error = raised_as(ILLEGAL)
+    assert type(error) is KernelFailed
+    assert (error.kernels, error.status) == (("f",), 700)
+    assert str(error).startswith("kernel 'f' failed on device 90: it used an address that is not its own")
+    assert "start a new one" in str(error)
+    assert has_failed(DEVICE)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.kernels, copy.status, str(copy)) == (error.kernels, 700, str(error))
+
+
+def test_of_several_all_are_named_since_the_device_was_waited_for() -> None:
+    note_launch(DEVICE, "before")
+    note_finished(DEVICE)
+    for kernel in ("f", "g", "f"):
+        note_launch(DEVICE, kernel)
+    error = raised_as(ILLEGAL)
+    assert isinstance(error, KernelFailed)
+    assert error.kernels == ("g", "f")
+    assert "check_launches=True" in str(error)
+
+
+def test_one_of_another_library() -> None:
+    error = raised_as(ILLEGAL)
+    assert isinstance(error, KernelFailed)
+    assert error.kernels == ()
+    assert "launched by other code" in str(error)
+
+
+def test_other_errors_of_cuda() -> None:
+    error = raised_as(CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument"))
+    assert type(error) is CudaError
+    assert error.status == 1
+    assert "cudaErrorInvalidValue" in str(error)
+    assert not has_failed(DEVICE)
+    for full in (MemoryError("Out of memory allocating 9 bytes"), CUDARuntimeError(2, "cudaErrorMemoryAllocation")):
+        error = raised_as(full)
+        assert type(error) is DeviceOutOfMemory
+        assert isinstance(error, MemoryError)
+
+
+def test_other_errors_pass() -> None:
+    for other in (InvalidArgument("mine"), ValueError("theirs"), KeyboardInterrupt()):
+        assert raised_as(other) is other
