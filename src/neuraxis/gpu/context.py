@@ -19,7 +19,7 @@ from neuraxis.gpu import current
 from neuraxis.gpu.arguments import is_device_array, is_tensor
 from neuraxis.gpu.devices import require_device
 from neuraxis.gpu.failures import cuda_calls, has_failed
-from neuraxis.gpu.kernel import Compiled, Kernel, compiled
+from neuraxis.gpu.kernel import Compiled, Kernel, compiled, never_unload
 from neuraxis.gpu.launcher import Launcher
 from neuraxis.gpu.memory import DeviceMemory
 from neuraxis.gpu.profile import KernelTimes, Profile
@@ -95,7 +95,7 @@ class CudaContext:
             launcher, memory = self._launcher, self._memory
             self._launcher = self._memory = None
             self._was_stopped = self._was_stopped or launcher is not None
-            self._compiled.clear()
+            kernels, self._compiled = list(self._compiled.values()), {}
             self._kernels.clear()
         if launcher is None or memory is None:
             return
@@ -105,7 +105,10 @@ class CudaContext:
                 launcher.read_times()
         finally:
             launcher.close()
-            memory.close(free=not has_failed(self.device_id))
+            failed = has_failed(self.device_id)
+            memory.close(free=not failed)
+            if failed:
+                never_unload(kernels)
 
     @property
     def is_running(self) -> bool:
