@@ -169,6 +169,8 @@ def _held() -> dict[str, dict[Any, str]]:
             target = os.readlink(link)
         except FileNotFoundError:  # the one that lists this folder
             continue
+        if target.startswith("/dev/shm/cuda.shm."):  # CUDA's own, from the first tensor shared until the process ends
+            continue
         held["descriptor"][link.name, target] = f"{link.name} → {target}"
     for segment in Path("/dev/shm").glob("neuraxis-*"):
         held["segment"][segment.name] = f"/dev/shm/{segment.name}"
