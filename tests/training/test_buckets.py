@@ -42,9 +42,8 @@ def test_each_element_has_one_place(
         ):
             assert (name, parameter) == (parameters[place][0], parameters[place][1])
             assert plan.bucket_of[place] == bucket.index
-            assert (
-                (view.shape, view.dtype) == (parameter.shape, parameter.dtype) == (parameter.shape, bucket.flat.dtype)
-            )
+            packed_as = torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
+            assert (view.shape, view.dtype) == (parameter.shape, packed_as) == (parameter.shape, bucket.flat.dtype)
             view.fill_(place + 1)
         # Each view has filled its own part, and all of it together is the bucket.
         counts = sorted(place + 1 for place in bucket.places for _ in range(parameters[place][1].numel()))
@@ -96,7 +95,7 @@ def test_a_layout_that_is_not_plain_is_kept() -> None:
     assert views["expanded"].is_contiguous()
 
 
-gradients = st.lists(st.sampled_from(["none", "value", "sparse", "own view"]), min_size=1, max_size=6)
+gradients = st.lists(st.sampled_from(["none", "value", "sparse", "own view", "negated"]), min_size=1, max_size=6)
 
 
 @hypothesis.given(gradients, st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
@@ -115,6 +114,8 @@ def test_packing(kinds: list[str], weight: float, add: bool) -> None:
         kind = kinds[index]
         if kind == "own view" and not add:  # what zero_grad(set_to_none=False) leaves
             parameter.grad = view.copy_(value)
+        elif kind == "negated":  # its memory is to be read with the other sign
+            parameter.grad = torch._neg_view(-value)
         elif kind == "sparse":
             parameter.grad = value.to_sparse()
         elif kind != "none":

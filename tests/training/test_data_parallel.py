@@ -102,7 +102,11 @@ def gradients_of_all_kinds(context: Any) -> list[str]:
         nested_outputs,
         module_itself,
         kept_graph,
+        two_heads,
+        forwards_of_before,
+        batch_norm_kept,
         sparse,
+        large_batches_in_float16,
         other_dtypes,
         frozen_later,
     ):
@@ -347,6 +351,63 @@ def frozen_later(context: Any, checks: Checks) -> None:
         checks.equal(model.module[2].weight.grad.dtype, dtype, "dtype")
 
 
+def two_heads(context: Any, checks: Checks) -> None:
+    """Two backward passes through one forward pass; the second does not go to the parameters that come first."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.left, self.shared, self.right = nn.Linear(3, 2), nn.Linear(3, 3), nn.Linear(3, 2)
+            self.double()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = torch.tanh(self.shared(x))
+            return self.left(hidden), self.right(hidden)
+
+    for options in ({}, TINY, {"loss": "sum"}):
+        reduction = options.get("loss", "mean")
+        whole, model = Heads(), DataParallel(Heads(), **options)
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        for each, inputs, targets in ((model, x, y), (whole, whole_x, whole_y)):
+            left, right = each(inputs)
+            functional.mse_loss(left, targets, reduction=reduction).backward(retain_graph=True)
+            functional.mse_loss(right, targets, reduction=reduction).backward()
+        same_gradients(checks, model, whole, f"{options}")
+
+
+def forwards_of_before(context: Any, checks: Checks) -> None:
+    """Forward passes that an earlier backward pass has not gone through take part in the next."""
+    for options in ({}, TINY, {"loss": "sum"}):
+        reduction = options.get("loss", "mean")
+        whole, model = branches(), DataParallel(branches(), **options)
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        for each, inputs, targets in ((model, x, y), (whole, whole_x, whole_y)):
+            losses = [functional.mse_loss(each(inputs, branch), targets, reduction=reduction) for branch in (0, 1, 0)]
+            losses[2].backward()
+            (losses[0] + losses[1]).backward()
+        same_gradients(checks, model, whole, f"{options}")
+
+
+def batch_norm_kept(context: Any, checks: Checks) -> None:
+    """Buffers become equal after the first backward pass, and the second can still be made."""
+    torch.manual_seed(0)
+    model = DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    output = model(torch.randn(5, 3))
+    output.square().mean().backward(retain_graph=True)
+    output.mean().backward()
+    checks.equal(same_on_all_ranks(model, context.world), True, "equal on all ranks")
+
+
+def large_batches_in_float16(context: Any, checks: Checks) -> None:
+    """Gradients times samples are more than float16 can hold; their mean is not."""
+    module = nn.Linear(4, 1, bias=False).half()
+    model = DataParallel(module)
+    (200 * model(torch.ones(512, 4, dtype=torch.float16)).mean()).backward()
+    checks.equal(module.weight.grad.dtype, torch.float16, "dtype")
+    checks.equal(module.weight.grad.tolist(), [[200.0] * 4], "gradient")
+
+
 # --- several backward passes as one ---
 
 
@@ -408,6 +469,19 @@ def accumulation_dropped(context: Any, checks: Checks, model: DataParallel) -> N
     same_gradients(checks, model, whole, "after an exception")
     with pytest.raises(StepInterrupted, match="no backward pass"), model.accumulate(1):
         pass
+
+    def two_passes(k: int) -> None:
+        with model.accumulate(k):
+            for _ in range(2):
+                mean_loss(model(x), y).backward()
+
+    for k in (2, 1):  # in a block that is not the last, and in one that is
+        checks.contains(checks.raises(InvalidArgument, lambda k=k: two_passes(k)), "second backward pass in one block")
+    with model.accumulate(2):
+        mean_loss(model(x), y).backward()
+    checks.equal(model.accumulating, True, "accumulating")
+    model.load_step_state_dict(model.step_state_dict())
+    checks.equal(model.accumulating, False, "accumulating after a state was loaded")
 
 
 def test_no_sync_and_empty_ranks(crew: Crew) -> None:
@@ -481,12 +555,42 @@ def joining(context: Any) -> list[str]:
             far = difference(model, whole)
             checks.equal(far < 1e-12, True, f"epoch {epoch}: as one process, off by {far:g}")
     joining_without_any(context, checks)
+    joining_with_all_states(context, checks)
     return checks.complaints
 
 
 def _range(rows: list[int], rank: int) -> range:
     part = mine(rows, rank)
     return range(part.start, part.stop)
+
+
+def joining_with_all_states(context: Any, checks: Checks) -> None:
+    """Scaler, scheduler and what compression knows are the same everywhere afterwards, so the next steps are."""
+    checks("with all states")
+    for options in ({"precision": "fp16"}, {"compress": "fp16"}):
+        torch.manual_seed(0)
+        model = DataParallel(nn.Linear(3, 2), **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(factor: float = 1.0, model: DataParallel = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            loss = model(torch.ones(context.rank + 1, 3)).float().square().mean() * factor
+            model.scaler.scale(loss).backward()
+            model.scaler.step(optimizer)
+            model.scaler.update()
+
+        with model.join(optimizer, scheduler):
+            for number in range(2 + context.rank):
+                step(1e30 if number == 2 and "precision" in options else 1.0)  # a step that is left out
+                scheduler.step()
+        told: list[Any] = [None] * context.world_size
+        context.world.all_gather_object(told, [model.scaler.get_scale(), scheduler.get_last_lr()])
+        checks.equal(told, [told[0]] * context.world_size, f"{options}: scale and rate")
+        step()
+        checks.equal(same_on_all_ranks(model, context.world), True, f"{options}: equal on all ranks")
+    if context.world_size > 1:
+        checks.contains(checks.raises(InvalidArgument, lambda: model.join(3).__enter__()), "no state_dict")
 
 
 def joining_without_any(context: Any, checks: Checks) -> None:

@@ -27,8 +27,8 @@ class Accumulation:
 @contextmanager
 def accumulation_block(reducer: Reducer, k: int, last: bool) -> Iterator[Accumulation]:
     """One more block; the k-th, or the one that is said to be the last, sends."""
-    if k < 1:
-        raise InvalidArgument(f"accumulate: k={k} must be at least 1")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidArgument(f"accumulate: k={k!r} must be a whole number, 1 or more")
     reducer.blocks += 1
     accumulation = Accumulation(reducer.blocks, last or reducer.blocks >= k)
     steps = reducer.steps

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 __all__ = ["Bucket", "BucketPlan", "plan_buckets"]
 
 _EXACT = (torch.float32, torch.float64)  # where counts of samples are exact, up to 2**24 of them
+# Gradients times samples, summed over ranks, are more than float16 can hold.
+_PACKED_AS = {torch.float16: torch.float32}
 
 
 @dataclass
@@ -33,7 +35,8 @@ class Bucket:
         places: the place of each of them in `BucketPlan.parameters`.
         flat: all of it, with the control words if it has them.
         values: all but the control words.
-        views: the gradient of each parameter within `flat`, in the parameter's own layout.
+        views: the gradient of each parameter within `flat`, in the parameter's own layout, and in its dtype except for
+            float16.
         array: `flat` as a NumPy array of the same memory, where NumPy has its dtype and the memory is the CPU's.
     """
 
@@ -93,7 +96,7 @@ def plan_buckets(
     places = _grouped([parameter for _, parameter in parameters], first_bytes, bucket_bytes)
     words = size + len(parameters)
     last = parameters[places[-1][0]][1] if places else None
-    if control_apart or last is None or last.dtype not in _EXACT:
+    if control_apart or last is None or _PACKED_AS.get(last.dtype, last.dtype) not in _EXACT:
         places.append([])
     buckets: list[Bucket] = []
     bucket_of = [0] * len(parameters)
@@ -135,7 +138,8 @@ def _bucket(
     index: int, members: Sequence[tuple[int, str, nn.Parameter]], control: int, example: nn.Parameter | None
 ) -> Bucket:
     like = members[0][2] if members else example
-    dtype = members[0][2].dtype if members else torch.float32
+    own = members[0][2].dtype if members else torch.float32
+    dtype = _PACKED_AS.get(own, own)
     device = torch.device("cpu") if like is None else like.device
     count = sum(parameter.numel() for _, _, parameter in members)
     flat = torch.zeros(count + control, dtype=dtype, device=device)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from neuraxis.comm.communicator import Communicator
 from neuraxis.errors import InvalidArgument
-from neuraxis.training.buckets import Bucket
+from neuraxis.training.buckets import Bucket, BucketPlan
 
 __all__ = ["Codec", "Half", "TopK", "Traffic", "codec_for"]
 
@@ -56,8 +56,8 @@ class TopK:
     fraction: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise InvalidArgument(f"TopK: fraction={self.fraction} must be above 0 and at most 1")
+        if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
+            raise InvalidArgument(f"TopK: fraction={self.fraction!r} must be a number above 0 and at most 1")
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -104,8 +104,8 @@ class Codec(Protocol):
     def relative_error(self) -> float:
         """‖sent - wanted‖ / ‖wanted‖ of this rank's last step."""
 
-    def reset(self) -> None:
-        """Forget what belongs to the buckets: they are not the same any more."""
+    def follow(self, before: BucketPlan, now: BucketPlan) -> None:
+        """The buckets are others from now on; what belongs to a parameter goes with it, by its name."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the next step needs of the earlier ones."""
@@ -176,7 +176,7 @@ class _HalfCodec:
     def relative_error(self) -> float:
         return self._account.relative_error()
 
-    def reset(self) -> None:
+    def follow(self, before: BucketPlan, now: BucketPlan) -> None:
         pass  # nothing is kept from step to step
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -240,8 +240,21 @@ class _TopKCodec:
     def relative_error(self) -> float:
         return self._account.relative_error()
 
-    def reset(self) -> None:
-        self._residuals.clear()
+    def follow(self, before: BucketPlan, now: BucketPlan) -> None:
+        owed: dict[str, Tensor] = {}
+        for bucket in before.buckets:
+            if bucket.index in self._residuals:
+                owed |= zip(bucket.names, self._residuals[bucket.index].split(_lengths(bucket)), strict=True)
+        self._residuals = {
+            bucket.index: torch.cat(
+                [
+                    owed[name].to(bucket.flat.device) if name in owed else bucket.flat.real.new_zeros(length)
+                    for name, length in zip(bucket.names, _lengths(bucket), strict=True)
+                ]
+            )
+            for bucket in now.buckets
+            if any(name in owed for name in bucket.names)
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is owed, bucket by bucket, per unit of weight."""
@@ -258,6 +271,11 @@ class _TopKCodec:
 def _real(values: Tensor) -> Tensor:
     """Complex values as twice as many real ones, in the same memory."""
     return torch.view_as_real(values).view(-1) if values.is_complex() else values
+
+
+def _lengths(bucket: Bucket) -> list[int]:
+    """How many real numbers each parameter of a bucket has in it."""
+    return [_real(view.reshape(-1)).numel() for view in bucket.views]
 
 
 def _squares(values: Tensor) -> float:

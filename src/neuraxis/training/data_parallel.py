@@ -8,6 +8,7 @@ however the rows are dealt to the ranks. A loss that is a mean over something el
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
 from neuraxis.comm import Communicator
 from neuraxis.errors import InvalidArgument, InvalidType
@@ -25,8 +25,9 @@ from neuraxis.training.compression import Half, TopK, Traffic, codec_for
 from neuraxis.training.joining import Joining, empty_batch, sum_of
 from neuraxis.training.local_sgd import LocalSteps
 from neuraxis.training.precision import Precision, PrecisionName
-from neuraxis.training.reducer import Forward, Reducer, ReducerOptions
+from neuraxis.training.reducer import Reducer, ReducerOptions
 from neuraxis.training.sameness import check_same_model
+from neuraxis.training.samples import Forward
 from neuraxis.training.shared_buffers import SharedBuffers
 from neuraxis.training.sync_batch_norm import SyncBatchNorm
 from neuraxis.training.training_group import group_for_gradients, ranks_to_train_with
@@ -65,6 +66,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     Attributes:
         module: the module.
         scaler: a torch GradScaler; for other precisions than "fp16" it lets everything pass as it is.
+        loss: as it was given.
+        last_weight: how much the batch of the last forward pass counted; NaN where that is not known.
 
     Raises:
         ModelMismatch: the ranks' models differ; it names the parameter.
@@ -88,11 +91,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         overlap: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise InvalidType(f"module={module!r}: a torch.nn.Module is expected")
+        if weigh is not None and not callable(weigh):
+            raise InvalidType(f"weigh={weigh!r}: a function of (args, kwargs) is expected")
         _check(loss, buffers, sync_every, precision, compress)
+        _check_bytes(first_bucket_bytes=first_bucket_bytes, bucket_bytes=bucket_bytes)
         self.module = module
         parent = ranks_to_train_with(group)
         if parent is not None and device_ids is not None:
-            if len(device_ids) > 1:
+            if len(device_ids) != 1:
                 raise InvalidArgument(
                     f"device_ids={list(device_ids)}: with several ranks each has one device; give its own to each"
                 )
@@ -105,6 +113,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             first_bytes=first_bucket_bytes,
             bucket_bytes=bucket_bytes or _BUCKET_BYTES.get(backend, _OTHER_BUCKET_BYTES),
         )
+        self.loss = loss
+        self._seen = [math.nan]  # in a list, because to set an attribute of a module takes much longer
         self._weigh: Weigh = weigh or batch_size_of
         self._keep_buffers = buffers == "keep"
         self._devices: list[torch.device] = []
@@ -143,10 +153,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         """The module's output for this rank's batch."""
         reducer = self._reducer
         if not torch.is_grad_enabled() or (reducer is None and self._local is None):
+            self._seen[0] = math.nan
+            try:
+                self._seen[0] = self._weight_of(args, kwargs)
+            except InvalidArgument:
+                pass  # nobody needs it, unless `last_weight` is asked for
             return self._run(args, kwargs)
-        weight = float(self._weigh(args, kwargs))
-        if not 0.0 <= weight < float("inf"):
-            raise InvalidArgument(f"weigh gave {weight}: how much a batch counts must be a number that is not negative")
+        weight = self._seen[0] = self._weight_of(args, kwargs)
         if reducer is None:
             assert self._local is not None
             self._local.seen(weight)
@@ -164,6 +177,12 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         else:
             _watch_all(output, passing, reducer)
         return output
+
+    def _weight_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        weight = float(self._weigh(args, kwargs))
+        if not 0.0 <= weight < float("inf"):
+            raise InvalidArgument(f"weigh gave {weight}: how much a batch counts must be a number that is not negative")
+        return weight
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._plain:
@@ -209,8 +228,10 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             return getattr(self.module, name)
 
     def _apply(self, *args: Any, **kwargs: Any) -> DataParallel:
+        before = [_place_of(parameter) for parameter in self.module.parameters()]
         super()._apply(*args, **kwargs)
-        self._stale = True
+        # To plan anew is for all ranks together, and a rank may call `.cpu()` where nothing is to move.
+        self._stale = self._stale or before != [_place_of(parameter) for parameter in self.module.parameters()]
         self._precision.device_type = _device_type(self.module)
         return self
 
@@ -253,11 +274,12 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         reducer = self._reducer
         return nullcontext() if self._group is None or reducer is None else reducer.keeping()
 
-    def join(self, *optimizers: Optimizer) -> AbstractContextManager[None]:
+    def join(self, *stateful: Any) -> AbstractContextManager[None]:
         """For ranks with different numbers of batches: put the loop in it, on all ranks.
 
         A rank whose loop is over takes part in the others' steps until theirs are. At the end all ranks have the same
-        parameters, buffers and state of the optimizer; one that has not stepped yet on some rank must be named.
+        parameters, buffers, state of the optimizer and scaler; an optimizer that has not stepped yet on some rank
+        must be named, and so must a scheduler that is stepped within.
         """
         if self._local is not None:
             raise InvalidArgument("join has no meaning with sync_every > 1; shard(...) deals out equally many batches")
@@ -265,8 +287,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             return nullcontext()
         if self._joining is None:
             empty = self._empty_step if _has_sync_batch_norm(self.module) else None
-            self._joining = Joining(self.module, self._reducer, self._group, empty)
-        return self._joining.all_ranks(optimizers)
+            self._joining = Joining(self.module, self._reducer, self._group, self.scaler, empty)
+        return self._joining.all_ranks(stateful)
 
     def _empty_step(self) -> None:
         """A step without rows, in which the layers that communicate do."""
@@ -289,6 +311,15 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         """With sync_every > 1: average parameters now, on all ranks. Else there is nothing to do."""
         if self._local is not None:
             self._local.average()
+
+    @property
+    def last_weight(self) -> float:
+        return self._seen[0]
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether there are blocks of an accumulation that were not sent yet, and are in no state that is saved."""
+        return self._reducer is not None and self._reducer.accumulating
 
     # --- what it knows ------------------------------------------------------------------------------
 
@@ -319,6 +350,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     def load_step_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `step_state_dict` gave; what belongs to other parameters than those here is left out."""
         reducer = self._reducer
+        if reducer is not None:
+            reducer.drop()
         if reducer is None or self._group is None or not state:
             return
         reducer.steps = int(state["steps"])
@@ -338,6 +371,10 @@ def _end(group: Communicator, close: Callable[[], None]) -> None:
 
 def _has_sync_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, SyncBatchNorm) for layer in module.modules())
+
+
+def _place_of(parameter: nn.Parameter) -> tuple[Any, ...]:
+    return id(parameter), parameter.dtype, parameter.device, parameter.data_ptr()
 
 
 def _device_type(module: nn.Module) -> str:
@@ -367,12 +404,18 @@ def _watch_all(output: Any, passing: Forward, reducer: Reducer) -> None:
             _watch_all(getattr(output, field.name), passing, reducer)
 
 
+def _check_bytes(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise InvalidArgument(f"{name}={value!r} must be a number of bytes")
+
+
 def _check(loss: str, buffers: str, sync_every: int, precision: str, compress: Any) -> None:
     for name, value, allowed in (("loss", loss, ("mean", "sum")), ("buffers", buffers, ("broadcast", "keep"))):
         if value not in allowed:
             raise InvalidArgument(f"{name}={value!r} is not one of {', '.join(allowed)}")
-    if sync_every < 1:
-        raise InvalidArgument(f"sync_every={sync_every} must be at least 1")
+    if isinstance(sync_every, bool) or not isinstance(sync_every, int) or sync_every < 1:
+        raise InvalidArgument(f"sync_every={sync_every!r} must be a whole number, 1 or more")
     if sync_every > 1 and precision == "fp16":
         raise InvalidArgument(
             "sync_every > 1 with precision='fp16': each rank would leave out steps of its own; use 'bf16'"

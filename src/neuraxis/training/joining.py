@@ -1,18 +1,19 @@
 """Ranks that run out of data: they go on taking part in the others' steps, with nothing.
 
 A rank that has left its loop makes *shadow steps*: it sends zeros, and says so where others say how many samples they
-have. A step in which every rank is a shadow is the end, and all ranks see it together. A shadow has missed what the
-optimizer did: in the end it takes parameters, buffers and the optimizer's state from a rank that was there until the
-last step.
+have. A step in which every rank is a shadow is the end, and all ranks see it together. A shadow has missed what was
+done after each step: in the end it takes parameters, buffers and the states of optimizers, scaler and schedulers
+from a rank that was there until the last step.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -29,6 +30,7 @@ class Joining:
     """What `join` needs to know of one model.
 
     Args:
+        scaler: of the loss.
         empty_step: a forward and backward pass without rows, for models whose layers communicate themselves; None
             where zeros can be sent without one.
     """
@@ -38,12 +40,15 @@ class Joining:
         module: nn.Module,
         reducer: Reducer,
         group: Communicator,
+        scaler: torch.amp.GradScaler,
         empty_step: Callable[[], None] | None,
     ) -> None:
         self._module = module
         self._reducer = reducer
         self._group = group
+        self._scaler = scaler
         self._empty_step = empty_step
+        self._others: list[Any] = []
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     @property
@@ -52,9 +57,16 @@ class Joining:
         return self._empty_step is not None
 
     @contextmanager
-    def all_ranks(self, optimizers: Iterable[Optimizer]) -> Iterator[None]:
-        """Until every rank has come to the end of this block, those that have take part in the others' steps."""
-        self._optimizers.update(optimizers)
+    def all_ranks(self, stateful: Sequence[Any]) -> Iterator[None]:
+        """Until every rank has come to the end of this block, those that have take part in the others' steps.
+
+        `stateful`: optimizers, and what else has a state that changes from step to step; in the same order everywhere.
+        """
+        for one in stateful:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise InvalidArgument(f"join: {one!r} has no state_dict(); optimizers and schedulers are expected")
+        self._optimizers.update(one for one in stateful if isinstance(one, Optimizer))
+        self._others = [one for one in stateful if not isinstance(one, Optimizer)]
         steps = self._reducer.steps
         with self._watching_optimizers():
             yield  # an exception goes its own way: the others are told by the end of this rank
@@ -95,8 +107,11 @@ class Joining:
         """Every rank becomes what `source` is. It was there in the last step with data, so it has made all steps."""
         spread_state(self._module, self._group, source)
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}
-        mine = {_identity(optimizer, names): optimizer for optimizer in self._optimizers}
-        states: list[Any] = [{name: optimizer.state_dict() for name, optimizer in mine.items()}]
+        mine: dict[str, Any] = {_identity(optimizer, names): optimizer for optimizer in self._optimizers}
+        mine |= {f"{place}: {type(one).__name__}": one for place, one in enumerate(self._others)}
+        if self._scaler.is_enabled():
+            mine["the scaler"] = self._scaler
+        states: list[Any] = [{name: one.state_dict() for name, one in mine.items()}]
         self._group.broadcast_object_list(states, group_src=source)
         missing = [name for name in states[0] if name not in mine]
         everybody: list[Any] = [None] * self._group.size

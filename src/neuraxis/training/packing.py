@@ -63,7 +63,7 @@ class Packer:
             _pack_any(bucket, views, gradients, weight, add)
 
     def _are_plain(self, gradients: list[Any]) -> bool:
-        """Whether each of them is there, and is memory of the bucket's dtype without a gap."""
+        """Whether each of them is there, and is memory of the bucket's dtype without a gap, to be read as it is."""
         dtype = self._bucket.flat.dtype
         return all(
             type(gradient) is Tensor
@@ -71,6 +71,7 @@ class Packer:
             and gradient.layout is torch.strided
             and gradient.is_contiguous()
             and gradient.is_cpu
+            and not gradient.is_neg()
             for gradient in gradients
         )
 

@@ -26,19 +26,21 @@ from torch.autograd import Variable
 
 from neuraxis.comm import Communicator
 from neuraxis.errors import InvalidArgument, StepInterrupted
-from neuraxis.training.buckets import Bucket, plan_buckets
+from neuraxis.training.buckets import Bucket, BucketPlan, plan_buckets
 from neuraxis.training.control_words import SHADOW, ControlWords
 from neuraxis.training.packing import Packer
+from neuraxis.training.samples import Forward, Samples
 from neuraxis.training.sending import Sender
 
 if TYPE_CHECKING:
     from neuraxis.training.compression import Codec
 
-__all__ = ["Forward", "Reducer", "ReducerOptions"]
+__all__ = ["Reducer", "ReducerOptions"]
 
 _queue_callback = Variable._execution_engine.queue_callback
 _backward_under_way = torch._C._current_graph_task_id  # -1 outside of one
 _will_run = torch._C._will_engine_execute_node
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 class _Mode(enum.Enum):
@@ -56,16 +58,6 @@ class ReducerOptions:
     overlap: bool = True
     first_bytes: int = 1 << 20
     bucket_bytes: int = 4 << 20
-
-
-class Forward:
-    """A forward pass that may take part in a backward pass. `samples` is how much its batch counts."""
-
-    __slots__ = ("heard_in", "samples")
-
-    def __init__(self, samples: float) -> None:
-        self.samples = samples
-        self.heard_in = -1  # the backward pass that last went through it
 
 
 class Reducer:
@@ -101,11 +93,13 @@ class Reducer:
         self._rank, self._size = (0, 1) if group is None else (group.rank, group.size)
         self._mode = _Mode.REST if group is None else _Mode.SEND
         self._handles: list[Any] = []
-        self._backwards = 0
-        # Since the last exchange: samples of blocks that lie in the buckets, and of gradients that lie in .grad.
+        # Since the last exchange: samples of gradients that lie in .grad, and of blocks that lie in the buckets.
+        self._samples = Samples()
         self._gathered, self._gathered_samples = False, 0.0
-        self._counted, self._samples = False, 0.0
+        self._passes_of_block: int | None = None
+        self._brought: dict[int, Tensor] = {}
         self._failure: StepInterrupted | None = None
+        self.plan: BucketPlan = plan_buckets([], 0, 0, 1, control_apart=True)
         self.plan_for(parameters)
 
     # --- the plan -------------------------------------------------------------------------------
@@ -117,9 +111,8 @@ class Reducer:
                 "the module was moved, or what is trained of it was changed, in the middle of an accumulation"
             )
         self.close_hooks()
-        if self.sender.codec is not None:
-            self.sender.codec.reset()
         options = self.options
+        before = self.plan
         self.plan = plan_buckets(
             parameters,
             options.first_bytes,
@@ -127,6 +120,8 @@ class Reducer:
             self._size,
             control_apart=self.sender.codec is not None,
         )
+        if self.sender.codec is not None:
+            self.sender.codec.follow(before, self.plan)
         buckets = self.plan.buckets
         self._packers = [Packer(bucket) for bucket in buckets]
         self._last = len(buckets) - 1
@@ -135,9 +130,8 @@ class Reducer:
         self._full = [len(bucket.parameters) for bucket in buckets]
         self._waiting = list(self._full)
         self._words = ControlWords(self.plan, self._rank, self._used)
-        # To tell a backward pass, which fills every .grad, from one that was asked for some gradients only.
-        first = parameters[0][1] if parameters else None
-        self._a_leaf = None if first is None else first.view_as(first).grad_fn.next_functions[0][0]
+        # To tell a backward pass, which fills .grad, from one that was asked for gradients by themselves.
+        self._leaves = [one.view_as(one).grad_fn.next_functions[0][0] for _, one in parameters]
         self._forget_backward()
         self.drop()
         for place, (_, parameter) in enumerate(parameters):
@@ -156,9 +150,7 @@ class Reducer:
             self._was_interrupted()
         if self._failure is not None:
             raise self._failure
-        self._forwards += 1
-        self._samples_unheard += samples
-        return Forward(samples)
+        return self._samples.forward(samples)
 
     def watch(self, output: Tensor, forward: Forward) -> None:
         """Notice when a backward pass goes through this output of a forward pass."""
@@ -172,18 +164,12 @@ class Reducer:
             if not self._fills_gradients():
                 return
             self._begin()
-        if forward.heard_in != self._backwards:
-            forward.heard_in = self._backwards
-            self._samples += forward.samples
-            self._heard_of += 1
-            if self.options.overlap and self._heard_of == self._forwards:
-                self._send_what_is_full()
+        self._samples.hear(forward)
+        if self.options.overlap:
+            self._send_what_is_full()
 
     def _fills_gradients(self) -> bool:
-        try:
-            return self._a_leaf is not None and bool(_will_run(self._a_leaf))
-        except RuntimeError:  # what torch says of a leaf when it was asked for that leaf's gradient
-            return False
+        return any(map(_fills_gradient, self._leaves))
 
     # --- a backward pass ------------------------------------------------------------------------
 
@@ -208,10 +194,15 @@ class Reducer:
 
     def _begin(self) -> None:
         self._begun = True
+        self._samples.begin(_keeps_graph())
+        if not self.options.weighted:
+            self._note_what_is_there()
         _queue_callback(self._end)
 
     def _send_what_is_full(self) -> None:
-        if self._next == self._last or self._mode is not _Mode.SEND or self._heard_of < self._forwards:
+        if self._next == self._last or self._mode is not _Mode.SEND or self._waiting[self._next]:
+            return
+        if not self._samples.are_all_heard():
             return
         with torch.no_grad():
             while self._next < self._last and not self._waiting[self._next]:
@@ -240,39 +231,55 @@ class Reducer:
                 self._end()
             return
         try:
+            self._count_pass_of_block()
             if self._mode is _Mode.SEND:
                 self._exchange()
             elif self._mode is _Mode.GATHER:
                 self._gather()
             else:
-                self._counted = self._counted or bool(self._forwards)
-                self._samples = self._samples_so_far()
+                self._samples.end()
         finally:
             self._forget_backward()
 
-    def _samples_so_far(self) -> float:
-        """Of the backward passes since the last exchange; of all forward passes where none was heard of."""
-        return self._samples if self._heard_of else self._samples + self._samples_unheard
+    def _count_pass_of_block(self) -> None:
+        if self._passes_of_block is None:
+            return
+        self._passes_of_block += 1
+        if self._passes_of_block > 1:
+            raise InvalidArgument(
+                "a second backward pass in one block of an accumulation: the block counts as one batch, once. Add the "
+                "losses up, or give each backward pass a block of its own"
+            )
 
     def _weight(self) -> float:
         """What this backward pass's gradients are multiplied by."""
-        return self._own_samples() if self.options.weighted else 1.0
-
-    def _own_samples(self) -> float:
-        known = self._counted or self._forwards or self._heard_of
-        return self._samples_so_far() if known else 1.0
+        return self._samples.so_far() if self.options.weighted else 1.0
 
     def _forget_backward(self) -> None:
         self._begun = False
         self._next = 0
-        self._forwards = self._heard_of = 0
-        self._samples_unheard = 0.0
-        self._backwards += 1
+        self._samples.forget_backward()
         self._fired[:] = bytes(len(self._fired))
         self._waiting[:] = self._full
         self.sender.forget()
 
+    def _note_what_is_there(self) -> None:
+        """Where ranks' gradients are summed: what each has of the last exchange is the sum already, and counts once."""
+        if self._rank == 0 or self._brought:
+            return
+        for bucket in self.plan.buckets:
+            for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is view:
+                    self._brought[place] = view.clone()
+
+    def _take_off_what_was_there(self, bucket: Bucket) -> None:
+        for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
+            if place in self._brought and parameter.grad is view:  # else it was set to None since
+                view.sub_(self._brought[place])
+
     def _pack(self, bucket: Bucket, weight: float) -> None:
+        if self._brought:
+            self._take_off_what_was_there(bucket)
         missing = bool(self._waiting[bucket.index])
         self._packers[bucket.index].pack(weight, add=self._gathered, some_missing=missing)
 
@@ -283,8 +290,8 @@ class Reducer:
             for parameter in bucket.parameters:
                 parameter.grad = None
         self._gathered = True
-        self._gathered_samples += self._own_samples()
-        self._samples, self._counted = 0.0, False
+        self._gathered_samples += self._samples.so_far()
+        self._samples.forget_step()
 
     # --- the exchange ---------------------------------------------------------------------------
 
@@ -292,7 +299,7 @@ class Reducer:
         while self._next < self._last:
             self._send(self._next)
         weight = self._weight()
-        samples = SHADOW if self.shadowing else self._gathered_samples + self._own_samples()
+        samples = SHADOW if self.shadowing else self._gathered_samples + self._samples.so_far()
         tail = self.plan.buckets[self._last]
         self._pack(tail, weight)
         self._words.write(samples)
@@ -302,7 +309,7 @@ class Reducer:
         for bucket in self.plan.buckets:
             for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
                 if used[place]:
-                    parameter.grad = view
+                    parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)
         self.drop()
         self._complete(weights)
 
@@ -324,6 +331,7 @@ class Reducer:
             self._words.write(SHADOW)
             self.sender.finish(self.plan.buckets[self._last])
             weights, _ = self._words.read()
+            self.sender.divided_by(sum(weight for weight in weights if weight > 0))
             self.drop()
             self._forget_backward()
             self._complete(weights)
@@ -350,10 +358,12 @@ class Reducer:
     def gathering(self, complete: bool) -> Iterator[None]:
         """Backward passes within it are blocks of an accumulation, of which the complete one sends."""
         before, self._mode = self._mode, _Mode.SEND if complete else _Mode.GATHER
+        self._passes_of_block = 0
         try:
             yield
         finally:
             self._mode = before
+            self._passes_of_block = None
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -369,11 +379,17 @@ class Reducer:
         """Whether nothing is asked of backward passes now."""
         return self._mode is _Mode.REST
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether blocks of an accumulation are there that were not sent yet."""
+        return self._gathered
+
     def drop(self) -> None:
         """Forget what was accumulated and not sent."""
         self.blocks = 0
-        self._gathered = self._counted = False
-        self._gathered_samples = self._samples = 0.0
+        self._gathered, self._gathered_samples = False, 0.0
+        self._samples.forget_step()
+        self._brought.clear()
         self._used[:] = bytes(len(self._used))
 
     # --- when things go wrong ---------------------------------------------------------------------
@@ -402,3 +418,10 @@ class Reducer:
         self.sender.close()
         if self.group is not None:
             self.group.destroy()
+
+
+def _fills_gradient(leaf: Any) -> bool:
+    try:
+        return bool(_will_run(leaf))
+    except RuntimeError:  # what torch says of a leaf when it was asked for that leaf's gradient
+        return False

@@ -33,5 +33,6 @@ class SharedBuffers:
                 spread_tensors(self._tensors(), self._group, source)
 
     def _tensors(self) -> list[Tensor]:
+        """Their memory: what autograd keeps of them for another backward pass does not count as changed by this."""
         buffers = (getattr(owner, name) for owner, name in self._places)
-        return [buffer for buffer in buffers if isinstance(buffer, Tensor)]
+        return [buffer.data for buffer in buffers if isinstance(buffer, Tensor)]
