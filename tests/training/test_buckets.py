@@ -54,18 +54,19 @@ def test_each_element_has_one_place(
 def _check_control_words(plan: BucketPlan, size: int, parameters: int, apart: bool) -> None:
     last = plan.buckets[-1]
     assert last.flat.dtype in (torch.float32, torch.float64)  # counts are exact
-    assert (plan.weights.numel(), plan.used.numel()) == (size, parameters)
-    assert last.flat.numel() == last.values.numel() + size + parameters
+    assert (plan.weights.numel(), plan.sizes.numel(), plan.used.numel()) == (size, size, parameters)
+    assert last.flat.numel() == last.values.numel() + 2 * size + parameters
     assert all(bucket.flat.numel() == bucket.values.numel() for bucket in plan.buckets[:-1])
     if apart:
         assert not last.parameters
     before = last.values.clone()
     plan.weights.fill_(7)
+    plan.sizes.fill_(9)
     plan.used.fill_(8)
     assert torch.equal(last.values, before)
     if last.array is not None:
         assert np.shares_memory(last.array, last.flat.numpy())
-        assert last.array[last.values.numel() :].tolist() == [7] * size + [8] * parameters
+        assert last.array[last.values.numel() :].tolist() == [7] * size + [9] * size + [8] * parameters
 
 
 @hypothesis.given(shapes, st.integers(1, 64), st.integers(1, 256))

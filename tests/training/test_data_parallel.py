@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import neuraxis.distributed
-from neuraxis.errors import InvalidArgument, InvalidType, StepInterrupted
+from neuraxis.errors import InvalidArgument, InvalidType, ModelMismatch, StepInterrupted
 from neuraxis.training import DataParallel, Half, SyncBatchNorm, TopK
 from tests.crew import Crew
 from tests.crew.checks import Checks
@@ -725,7 +725,13 @@ def buffers(context: Any) -> list[str]:
             expected = sum(step % size + 1 for step in range(3))
         checks(kind).equal(int(model.count), expected, "count")
         checks.equal(model.level.tolist(), [expected] * 3, "level")
-    checks("batch norm").equal(True, True)
+    if size > 1:
+        checks("sizes that differ")
+        model = DataParallel(Counting())
+        model.module.level = torch.zeros(context.rank + 1)
+        text = checks.raises(ModelMismatch, lambda: mean_loss(model(x), y).backward())
+        checks.contains(text, "buffers of the model have 12 bytes on the first rank")
+    checks("batch norm")
     model = DataParallel(net())
     x, y = batch(context.rank, 4)
     functional.cross_entropy(model(x), y).backward()

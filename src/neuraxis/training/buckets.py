@@ -5,8 +5,8 @@ order, and the first can be sent while the backward pass still runs. The plan fo
 from what was observed: an all-reduce may add in an order that depends on the place in the tensor, and a plan with a
 history would cost equal bits after a restart.
 
-The control words travel with the last bucket: how many samples each rank had, and which parameters it used. Nobody
-knows them before the backward pass is over, and in that bucket they cost no call of their own.
+The control words travel with the last bucket: how many samples each rank had, how large its buffers are, and which
+parameters it used. Nobody knows them before the backward pass is over, and there they cost no call of their own.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class BucketPlan:
         buckets: the last one carries the control words.
         bucket_of: for each parameter the index of its bucket.
         weights: the control words with the number of samples of each rank.
+        sizes: the control words with the size of each rank's buffers.
         used: the control words that say for each parameter how many ranks used it.
     """
 
@@ -67,6 +68,7 @@ class BucketPlan:
     buckets: list[Bucket]
     bucket_of: list[int]
     weights: Tensor
+    sizes: Tensor
     used: Tensor
     values: list[Tensor] = field(default_factory=list)
 
@@ -94,7 +96,7 @@ def plan_buckets(
     dtype cannot count.
     """
     places = _grouped([parameter for _, parameter in parameters], first_bytes, bucket_bytes)
-    words = size + len(parameters)
+    words = 2 * size + len(parameters)
     last = parameters[places[-1][0]][1] if places else None
     if control_apart or last is None or _PACKED_AS.get(last.dtype, last.dtype) not in _EXACT:
         places.append([])
@@ -112,7 +114,8 @@ def plan_buckets(
         buckets=buckets,
         bucket_of=bucket_of,
         weights=control_words[:size],
-        used=control_words[size:],
+        sizes=control_words[size : 2 * size],
+        used=control_words[2 * size :],
     )
 
 

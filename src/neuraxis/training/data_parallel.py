@@ -143,8 +143,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             self._local = LocalSteps(module, own, sync_every)
             weakref.finalize(self, _end, own, self._local.close)
         else:
-            after = None if self._keep_buffers else SharedBuffers(module, own).after_step
-            self._reducer = Reducer(self._trained(), own, self._options, codec, after, self._precision.loss_scale)
+            shared = None if self._keep_buffers else SharedBuffers(module, own)
+            self._reducer = Reducer(self._trained(), own, self._options, codec, shared, self._precision.loss_scale)
             weakref.finalize(self, self._reducer.close).atexit = False
 
     # --- a module as any other --------------------------------------------------------------------

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from neuraxis.comm import Communicator
-from neuraxis.errors import InvalidArgument, StepInterrupted
+from neuraxis.errors import InvalidArgument, ModelMismatch, StepInterrupted
 from neuraxis.training.buckets import Bucket, BucketPlan, plan_buckets
 from neuraxis.training.control_words import SHADOW, ControlWords
 from neuraxis.training.packing import Packer
 from neuraxis.training.samples import Forward, Samples
 from neuraxis.training.sending import Sender
+from neuraxis.training.shared_buffers import SharedBuffers
 
 if TYPE_CHECKING:
     from neuraxis.training.compression import Codec
@@ -63,8 +64,7 @@ class ReducerOptions:
 class Reducer:
     """Averages the gradients of `parameters` over `group`; of one rank's own blocks where `group` is None.
 
-    `finished(weights)` is called after each exchange with the samples of each rank; `loss_scale` tells what gradients
-    are multiplied by.
+    `buffers` are made the same on all ranks after each exchange; `loss_scale` tells what gradients are multiplied by.
 
     Attributes:
         steps: how many exchanges were completed.
@@ -79,7 +79,7 @@ class Reducer:
         group: Communicator | None,
         options: ReducerOptions,
         codec: Codec | None = None,
-        finished: Callable[[list[float]], None] | None = None,
+        buffers: SharedBuffers | None = None,
         loss_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.group = group
@@ -88,7 +88,7 @@ class Reducer:
         self.latest_weights: list[float] = []
         self.shadowing = False
         self.blocks = 0
-        self._finished = finished
+        self._buffers = buffers
         self.sender = Sender(group, codec, options.overlap, options.weighted, loss_scale)
         self._rank, self._size = (0, 1) if group is None else (group.rank, group.size)
         self._mode = _Mode.REST if group is None else _Mode.SEND
@@ -302,9 +302,7 @@ class Reducer:
         samples = SHADOW if self.shadowing else self._gathered_samples + self._samples.so_far()
         tail = self.plan.buckets[self._last]
         self._pack(tail, weight)
-        self._words.write(samples)
-        self.sender.finish(tail)
-        weights, used = self._words.read()
+        weights, used = self._sum_tail(samples)
         self._divide(sum(weight for weight in weights if weight > 0))
         for bucket in self.plan.buckets:
             for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
@@ -312,6 +310,21 @@ class Reducer:
                     parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)
         self.drop()
         self._complete(weights)
+
+    def _sum_tail(self, samples: float) -> tuple[list[float], list[float]]:
+        """Sum the last bucket; the samples of each rank, and by how many each parameter was used."""
+        self._words.write(samples, 0 if self._buffers is None else self._buffers.bytes())
+        self.sender.finish(self.plan.buckets[self._last])
+        weights, sizes, used = self._words.read()
+        if sizes.count(sizes[0]) != len(sizes):
+            other = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
+            raise ModelMismatch(
+                f"the buffers of the model have {sizes[0]:.0f} bytes on the first rank and {sizes[other]:.0f} on rank "
+                f"{other} of the group, so they cannot be made the same; DataParallel(..., buffers='keep') leaves each "
+                "rank its own",
+                rank=other,
+            )
+        return weights, used
 
     def release_gradients(self) -> None:
         """Let each .grad be memory of its own, which further exchanges leave alone."""
@@ -328,9 +341,7 @@ class Reducer:
                 if bucket.index < self._last:
                     self.sender.start(bucket, 0.0)
             self._used[:] = bytes(len(self._used))
-            self._words.write(SHADOW)
-            self.sender.finish(self.plan.buckets[self._last])
-            weights, _ = self._words.read()
+            weights, _ = self._sum_tail(SHADOW)
             self.sender.divided_by(sum(weight for weight in weights if weight > 0))
             self.drop()
             self._forget_backward()
@@ -349,8 +360,8 @@ class Reducer:
     def _complete(self, weights: list[float]) -> None:
         self.steps += 1
         self.latest_weights = weights
-        if self._finished is not None:
-            self._finished(weights)
+        if self._buffers is not None:
+            self._buffers.after_step(weights)
 
     # --- how backward passes are meant -------------------------------------------------------------
 

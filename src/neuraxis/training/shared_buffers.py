@@ -25,6 +25,10 @@ class SharedBuffers:
             for name, _ in owner.named_buffers(recurse=False)
         ]
 
+    def bytes(self) -> int:
+        """How large they are. Where that is not the same everywhere, they cannot be shared."""
+        return sum(buffer.nbytes for buffer in self._tensors()) if self._places else 0
+
     def after_step(self, weights: list[float]) -> None:
         """Take those of the lowest rank with data; `weights` are the samples of each rank. Collective."""
         source = next((rank for rank, weight in enumerate(weights) if weight > 0), None)
