@@ -25,7 +25,7 @@ from torch import Tensor
 from neuraxis.comm import Communicator
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, NeuraxisError
 from neuraxis.training import random_states, shard_files
-from neuraxis.training.membership import exchanged, group_or_world
+from neuraxis.training.chosen_group import exchanged, group_or_world
 from neuraxis.training.shared_state import CollectedState, StoredState
 from neuraxis.training.state_tree import flatten, tensor_names, unflatten
 

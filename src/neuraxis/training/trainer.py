@@ -20,7 +20,7 @@ from neuraxis.comm import Communicator
 from neuraxis.errors import CheckpointError, InvalidArgument
 from neuraxis.training.checkpointer import Checkpointer, Stateful
 from neuraxis.training.data_parallel import DataParallel
-from neuraxis.training.membership import exchanged, group_or_world
+from neuraxis.training.chosen_group import exchanged, group_or_world
 from neuraxis.training.metrics import Mean, compute_means
 from neuraxis.training.progress import EpochProgress
 from neuraxis.training.weighting import batch_size_of
