@@ -362,6 +362,19 @@ def test_a_stream_of_unknown_length() -> None:
         trainer(accumulate=2).fit(shard(Stream(), GLOBAL_BATCH), 1)
 
 
+def test_a_stream_resumes_at_the_very_end_of_an_epoch(tmp_path: Path) -> None:
+    """The state of step 4 is within the first epoch, of which no batch is left: that is no epoch without batches."""
+    undisturbed = trainer()
+    undisturbed.fit(shard(Stream(), GLOBAL_BATCH), 2)
+    options = {"checkpointer": tmp_path, "save_every": 4}
+    with pytest.raises(Interrupted):
+        trainer(Interruptible, **options).fit(shard(Stream(), GLOBAL_BATCH), 2)
+    assert Checkpointer(tmp_path).steps() == [4]
+    again = trainer(**options)
+    again.fit(shard(Stream(), GLOBAL_BATCH), 2)
+    assert again.history == undisturbed.history
+
+
 def batches(count: int) -> Iterator[Any]:
     x, y = data().tensors
     return ((x[:2], y[:2]) for _ in range(count))
@@ -428,7 +441,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             Trainer(model, *wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="has no parameter of the model"):
         Trainer(model, net()[1], nn.functional.mse_loss)
-    with pytest.raises(InvalidArgument, match="clip_norm=-1"):
+    with pytest.raises(InvalidArgument, match="clip_norm=-1: a number above 0"):
         trainer(clip_norm=-1)
     with pytest.raises(InvalidType, match="epochs='x': a whole number"):
         trainer().fit(shard(data()), "x")  # type: ignore[arg-type]

@@ -97,8 +97,10 @@ class Trainer:
             raise InvalidType(f"Trainer: optimizer is a {type(optimizer).__name__}, one of torch's is expected")
         if not callable(loss):
             raise InvalidType(f"Trainer: loss is a {type(loss).__name__}, a function is expected")
-        if clip_norm is not None and not clip_norm > 0:
-            raise InvalidArgument(f"Trainer: clip_norm={clip_norm} must be above 0")
+        if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+            raise InvalidArgument(f"Trainer: clip_norm={clip_norm!r}: a number above 0 is expected")
+        self._save_every = None if save_every is None else whole_number(save_every, "Trainer: save_every")
+        self._accumulate = whole_number(accumulate, "Trainer: accumulate")
         if schedule not in ("epoch", "step"):
             raise InvalidArgument(f"Trainer: schedule={schedule!r} is neither 'epoch' nor 'step'")
         self.group = group_or_world(group, "Trainer")
@@ -120,8 +122,6 @@ class Trainer:
         self.step = 0
         self.history = History()
         self._schedule = schedule
-        self._save_every = None if save_every is None else whole_number(save_every, "Trainer: save_every")
-        self._accumulate = whole_number(accumulate, "Trainer: accumulate")
         self._clip_norm = clip_norm
         self._progress = progress
         self._means = self._new_means()
