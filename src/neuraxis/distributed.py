@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from neuraxis.training import (
         Checkpointer,
         DataParallel,
+        EarlyStop,
         Half,
         ParameterServer,
         ServerWorker,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _TRAINING = (
     "Checkpointer",
     "DataParallel",
+    "EarlyStop",
     "Half",
     "ParameterServer",
     "ServerWorker",
@@ -62,6 +64,7 @@ __all__ = [
     "CudaContext",
     "DataParallel",
     "DistributedContext",
+    "EarlyStop",
     "Half",
     "NonMember",
     "ParameterServer",

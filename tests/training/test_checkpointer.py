@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, PeerLost
-from neuraxis.training import Checkpointer, shard
+from neuraxis.training import Checkpointer, DataParallel, shard
 from neuraxis.training.shard_files import LARGE_BYTES, deal
 from neuraxis.training.state_tree import flatten, tensor_names, unflatten
 from tests.comm.ranks import Ranks, run_ranks
@@ -279,6 +279,20 @@ def test_who_goes_on_from_an_older_state_keeps_what_comes_of_it(tmp_path: Path) 
     assert len(names(tmp_path / "step-00000003")) == 2
 
 
+def test_an_accumulation_under_way_is_not_saved(tmp_path: Path) -> None:
+    model = DataParallel(nn.Linear(3, 1))
+    checkpointer = Checkpointer(tmp_path, model=model)
+    for block in range(2):
+        with model.accumulate(2):
+            model(torch.ones(2, 3)).mean().backward()
+        if block == 0:
+            with pytest.raises(InvalidArgument, match=r"model is in the middle of an accumulation.*complete block"):
+                checkpointer.save(1)
+            assert checkpointer.steps() == []
+    checkpointer.save(1)
+    assert checkpointer.steps() == [1]
+
+
 def test_parts_that_come_and_go(tmp_path: Path) -> None:
     Checkpointer(tmp_path, model=Box(1), optimizer=Box(2)).save(1)
     only = Box()
@@ -293,6 +307,10 @@ def test_parts_that_come_and_go(tmp_path: Path) -> None:
         Checkpointer(tmp_path, model=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="keep=0"):
         Checkpointer(tmp_path, keep=0)
+    with pytest.raises(InvalidArgument, match="step=-1 must be at least 0"):
+        Checkpointer(tmp_path).save(-1)
+    with pytest.raises(InvalidType, match="step='a': a whole number"):
+        Checkpointer(tmp_path).save("a")  # type: ignore[arg-type]
 
 
 # --- damage ---

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 from itertools import combinations_with_replacement, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neuraxis.comm import DistributedContext
-from neuraxis.errors import InvalidArgument, ModelMismatch, PeerLost, StepInterrupted
-from neuraxis.training import Capacity, Pipeline, partition
+from neuraxis.errors import CheckpointError, InvalidArgument, ModelMismatch, PeerLost, StepInterrupted
+from neuraxis.training import Capacity, Checkpointer, Pipeline, partition
 from neuraxis.training.cutting import Unit, cut_by_capacity, fastest_stages
 from neuraxis.training.rank_chain import turns
-from tests.comm.ranks import Ranks, await_mark, mark
+from tests.comm.ranks import Ranks, await_mark, mark, run_ranks
 from tests.crew import Crew
 from tests.crew.checks import Checks
 
@@ -148,6 +149,10 @@ def equals_the_whole(context: Any, name: str, schedule: Any) -> list[str]:
     for rows in (8, 11, 3, 1):
         checks(name, schedule, rows)
         compare(checks, pipeline, whole, name, rows, context.rank == 0, context.rank == size - 1)
+    for norm_type, most in ((float("inf"), 1e9), (2.0, 0.5)):
+        norm = pipeline.clip_grad_norm_(most, norm_type)
+        wanted = nn.utils.clip_grad_norm_(whole.parameters(), most, norm_type)
+        checks.equal(abs(norm.item() - wanted.item()) < TOLERANCE, True, f"norm {norm_type}: {norm}, {wanted}")
     optimizer = torch.optim.SGD(pipeline.parameters(), 0.1)
     optimizer.step()
     torch.optim.SGD(whole.parameters(), 0.1).step()
@@ -229,6 +234,87 @@ def refused(context: Any) -> list[str]:
 @pytest.mark.parametrize("function", [measured, refused], ids=["measured", "refused"])
 def test_planning(crew: Crew, function: Any) -> None:
     crew.check(function)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------
+
+SAVED = ("skipping", "tied")  # stages of equal shapes and a layer that nobody uses; parameters of several names
+
+
+def adam(module: nn.Module, most: int) -> torch.optim.Optimizer:
+    """With a group for matrices, and one for the rest, which a stage may not have: another rate in each."""
+    matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in module.parameters() if parameter.dim() <= 1]
+    return torch.optim.Adam([{"params": matrices, "lr": 0.01 * most}, {"params": others, "lr": 0.02 * most}])
+
+
+def trained(name: str, module: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        x, y = batch(name, 5 + step)
+        optimizer.zero_grad()
+        if isinstance(module, Pipeline):
+            module.backward_step((x,), y, loss_of)
+        else:
+            loss_of(module(x), y).backward()
+        optimizer.step()
+
+
+def saved_by_stages(folder: str) -> None:
+    with DistributedContext("shm", timeout=60.0):
+        for name in SAVED:
+            pipeline = partition(made(name), by="even")
+            optimizer = adam(pipeline, 1)
+            trained(name, pipeline, optimizer, range(2))
+            Checkpointer(f"{folder}/{name}", model=pipeline, optimizer=optimizer).save(2)
+
+
+def restored_by_stages(folder: str) -> list[dict[str, Any]]:
+    with DistributedContext("shm", timeout=60.0):
+        return [gone_on(folder, name, partition(made(name, seed=9), by="even")) for name in SAVED]
+
+
+def gone_on(folder: str, name: str, pipeline: Pipeline) -> dict[str, Any]:
+    optimizer = adam(pipeline, 7)  # whose rates give way to the saved ones
+    assert Checkpointer(f"{folder}/{name}", model=pipeline, optimizer=optimizer).restore() == 2
+    trained(name, pipeline, optimizer, range(2, 4))
+    return {key: value.tolist() for key, value in pipeline.full_state_dict().items()}
+
+
+def test_another_number_of_stages_goes_on_from_a_saved_state(tmp_path: Path) -> None:
+    expected = []
+    for name in SAVED:
+        whole = made(name)
+        trained(name, whole, adam(whole, 1), range(4))
+        expected.append(whole.state_dict())
+    run_ranks(saved_by_stages, 2, str(tmp_path), torch=True)
+    found = [*run_ranks(restored_by_stages, 2, str(tmp_path), torch=True)]
+    found += run_ranks(restored_by_stages, 3, str(tmp_path), torch=True)
+    found += [[gone_on(str(tmp_path), name, partition(made(name, seed=9), ["cpu"])) for name in SAVED]]
+    for answer in found:
+        for state, wanted in zip(answer, expected, strict=True):
+            assert list(state) == list(wanted)
+            for key, value in wanted.items():
+                assert (torch.tensor(state[key], dtype=torch.float64) - value).abs().max() < TOLERANCE, key
+
+
+def test_the_module_itself_takes_what_stages_saved(tmp_path: Path) -> None:
+    pipeline, module = partition(made("tied"), ["cpu", "cpu"], by="even"), made("tied", seed=9)
+    Checkpointer(tmp_path, model=pipeline).save(1)
+    assert Checkpointer(tmp_path, model=module).restore() == 1
+    for one, other in zip(made("tied").parameters(), module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_optimizers_that_do_not_fit_stages(tmp_path: Path) -> None:
+    pipeline, other = partition(made("tied"), ["cpu", "cpu"], by="even"), nn.Linear(2, 2)
+    checkpointer = Checkpointer(tmp_path, model=pipeline, optimizer=adam(pipeline, 1))
+    checkpointer.save(1)
+    checkpointer.add(optimizer=torch.optim.Adam(pipeline.parameters()))
+    with pytest.raises(CheckpointError, match="had 2 groups, and here it has 1"):
+        checkpointer.restore()
+    with pytest.raises(InvalidArgument, match="has parameters of a pipeline and others"):
+        checkpointer.add(optimizer=torch.optim.Adam([*pipeline.parameters(), *other.parameters()]))
+    Checkpointer(tmp_path, model=pipeline, other=torch.optim.Adam(other.parameters())).save(3)  # one by itself
 
 
 # --- faults -----------------------------------------------------------------------------------------------------

@@ -69,6 +69,16 @@ def test_the_order_is_that_of_seed_and_epoch() -> None:
     assert list(samplers(1, 5, shuffle=False)[0]) == [0, 1, 2, 3, 4]
 
 
+def test_the_epoch_that_a_state_is_in_goes_on_and_another_begins() -> None:
+    for epoch, expected in ((3, [7, 9]), (4, [1, 3, 5, 7, 9])):
+        sampler = samplers(2, 10, shuffle=False)[1]
+        sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 6})
+        sampler.set_epoch(epoch)
+        assert list(sampler) == expected
+        sampler.set_epoch(epoch)
+        assert list(sampler) == [1, 3, 5, 7, 9]
+
+
 def test_what_cannot_be() -> None:
     with pytest.raises(InvalidType, match="has no length"):
         ShardSampler(iter([1, 2]))  # type: ignore[arg-type]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from neuraxis.errors import CheckpointError, InvalidArgument
+from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
 from neuraxis.training import ShardLoader, shard
 from tests.training.test_sampler import Place
 
@@ -134,6 +137,117 @@ def test_an_empty_batch_has_the_form_of_a_full_one() -> None:
     assert [part.shape for part in empty["pair"]] == [(0, 4), (0,)]
 
 
+@dataclass(frozen=True)
+class Record:
+    x: Tensor
+    names: tuple[str, ...]
+    classes: int = 3
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def padded(items: list[Any]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(items)  # (length, rows)
+
+
+# Of samples that are tensors of shape (2,): how a batch is made, and what it is without rows.
+FORMS: dict[str, tuple[Callable[[list[Any]], Any], Any]] = {
+    "the samples themselves": (list, []),
+    "a tuple of samples": (lambda items: tuple(zip(items, [7] * len(items), strict=True)), ()),
+    "columns of samples": (lambda items: (tuple(items), [{"boxes": item} for item in items]), ((), [])),
+    "a dataclass": (
+        lambda items: Record(torch.stack(items), ("a",) * len(items)),
+        Record(torch.zeros(0, 2), ()),
+    ),
+    "a named tuple": (lambda items: Pair(torch.stack(items), torch.ones(2)), Pair(torch.zeros(0, 2), torch.ones(2))),
+    "a mapping": (lambda items: UserDict(x=torch.stack(items)), UserDict(x=torch.zeros(0, 2))),
+    "rows along another dimension": (padded, torch.zeros(2, 0)),
+    "rows that are joined": (lambda items: torch.cat(items), torch.zeros(0)),
+    "arrays": (lambda items: {"x": np.stack(items), "scale": 2.5, "none": None}, {"x": np.zeros((0, 2)), "scale": 2.5}),
+}
+
+
+def plain(value: Any) -> Any:
+    """For comparing: tensors and arrays as their shapes and numbers, and the type of what they are in."""
+    if isinstance(value, Tensor | np.ndarray):
+        return type(value), tuple(value.shape), value.tolist()
+    if isinstance(value, dict | UserDict):
+        return type(value), {key: plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return type(value), [plain(part) for part in value]
+    return (type(value), plain(vars(value))) if isinstance(value, Record) else value
+
+
+class Vectors(Dataset[Any]):
+    """Five samples; those of `stream()` come one after the other."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((2,), float(index))
+
+    def stream(self) -> Any:
+        return Items([self[index] for index in range(5)])
+
+
+class Items(IterableDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["samples", "stream"])
+def test_whatever_its_form_an_empty_batch_has_no_row(form: str, kind: str) -> None:
+    """Of 5 samples rank 0 has 0, 2, 4 and rank 1 has 1, 3: in the second round it has none."""
+    collate, expected = FORMS[form]
+    data = Vectors() if kind == "samples" else Vectors().stream()
+    batches = list(loaders(data, 2, 2, shuffle=False, collate_fn=collate)[1])
+    assert [plain(batch) for batch in batches] == [
+        plain(collate([Vectors()[1], Vectors()[3]])),
+        plain(expected),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("collate", "where"),
+    [
+        (lambda items: {"x": torch.stack(items), "rows": len(items)}, r"batch\['rows'\].*builtins.int"),
+        (lambda items: [torch.stack(items), torch.tensor(len(items))], r"batch\[1\].*torch.Tensor"),
+        (lambda items: torch.nn.utils.rnn.pack_sequence(items), r"batch.batch_sizes"),
+        (lambda items: {id(item): item for item in map(torch.clone, items)}, r"what batch is"),
+        (lambda items: torch.ones(len(items), len(items)), r"what batch is"),
+        (lambda items: Vectors(), r"Vectors"),
+    ],
+)
+def test_a_form_that_is_not_known_is_refused_unless_it_is_said_how(collate: Any, where: str) -> None:
+    made = {"shuffle": False, "collate_fn": collate}
+    with pytest.raises(InvalidArgument, match=rf'{where}.*uneven="drop".*empty='):
+        list(loaders(Vectors(), 2, 2, **made)[1])
+    assert len(list(loaders(Vectors(), 2, 2, uneven="drop", **made)[1])) == 1
+    assert list(loaders(Vectors(), 2, 2, empty=lambda one: "nothing", **made)[1])[1] == "nothing"
+    assert "nothing" not in [str(batch) for batch in loaders(Vectors(), 2, 2, empty=lambda one: "nothing", **made)[0]]
+
+
+def test_the_epoch_that_a_state_is_in_goes_on_and_another_begins() -> None:
+    loader = loaders(numbers(12), 2, 2, shuffle=False)[0]
+    next(iter(loader))
+    state = loader.state_dict()
+    for epoch, begins in ((0, 4), (1, 0)):
+        again = loaders(numbers(12), 2, 2, shuffle=False)[0]
+        again.load_state_dict(state)
+        again.set_epoch(epoch)
+        assert values(next(iter(again)))[0] == begins
+        again.set_epoch(epoch)  # now it is that which is under way, and begins anew
+        assert values(next(iter(again)))[0] == 0
+
+
 @pytest.mark.parametrize("data", [numbers(17), Stream(17)], ids=["samples", "stream"])
 def test_workers_give_the_same_batches_and_do_not_move_the_position(data: Any) -> None:
     plain = loaders(data, 2, 2)[1]
@@ -176,6 +290,10 @@ def test_what_is_drawn_for_a_batch_does_not_depend_on_where_one_resumed(workers:
 def test_what_cannot_be() -> None:
     with pytest.raises(InvalidArgument, match="batch_size=0"):
         shard(numbers(3), 0)
+    with pytest.raises(InvalidType, match="batch_size='2': a whole number"):
+        shard(numbers(3), "2")  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="a int has no length"):
+        shard(5)
     with pytest.raises(InvalidArgument, match="'padded'"):
         shard(numbers(3), uneven="padded")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="drop_last"):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from neuraxis.comm import DistributedContext
-from neuraxis.errors import InvalidArgument
-from neuraxis.training import Checkpointer, EarlyStop, Mean, ShardSampler, Trainer, shard
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.training import Checkpointer, DataParallel, EarlyStop, Mean, ShardSampler, Trainer, shard
 from tests.comm.ranks import Ranks, run_ranks
 
 TIMEOUT_S = 30.0
@@ -144,6 +144,80 @@ def _stop_early() -> int:
         one = trainer(early_stop=EarlyStop("scripted", patience=2), metrics={"scripted": scripted})
         one.fit(shard(data(4), 2), 20)
         return len(one.history)
+
+
+# --- what a figure is a mean of ---
+
+
+class Masked(nn.Module):
+    """Takes a mask with its rows; what is masked does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1).double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+class MaskedTrainer(Trainer):
+    def forward(self, batch: Any) -> tuple[Any, Any]:
+        x, mask, y = batch
+        return self.model(x, mask), (mask, y)
+
+
+def masked_data() -> tuple[Tensor, Tensor, Tensor]:
+    x, y = data().tensors
+    return x, (torch.arange(len(x)) % 5 == 0).double()[:, None], y
+
+
+def masked_sum(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+    return ((output - target[1]).square() * target[0]).sum()
+
+
+def masked_mean(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+    return masked_sum(output, target) / target[0].sum().clamp(min=1)
+
+
+def test_figures_are_means_of_what_the_model_weighs() -> None:
+    x, mask, y = masked_data()
+    expected = masked_mean(Masked()(x, mask), (mask, y)).item()
+    for answer in [_weighed(), *run_ranks(_weigh, 2, torch=True)]:
+        assert answer == pytest.approx([expected] * 6, abs=1e-12)
+
+
+def _weighed() -> list[float]:
+    """Loss of training and of validation and a metric, of a mean and of a sum; at a rate of 0: nothing changes."""
+    loader = partial(shard, TensorDataset(*masked_data()), 3, shuffle=False)
+    figures = []
+    for loss, function in (("mean", masked_mean), ("sum", masked_sum)):
+        model = DataParallel(Masked(), loss=loss, weigh=lambda args, kwargs: float(args[1].sum()))  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        one = MaskedTrainer(model, optimizer, function, metrics={"again": masked_mean})
+        record = one.fit(loader(), 1, validate=loader())[0]
+        figures += [record["loss"], record["val_loss"], record["again"]]
+    return figures
+
+
+def _weigh() -> list[float]:
+    with DistributedContext("shm", timeout=TIMEOUT_S):
+        return _weighed()
+
+
+def test_ranks_that_average_now_and_then_end_with_the_same_parameters() -> None:
+    first, second = run_ranks(_fit_locally, 2, torch=True)
+    assert first == second
+
+
+def _fit_locally() -> list[float]:
+    with DistributedContext("shm", timeout=TIMEOUT_S):
+        model, _ = net()
+        together = DataParallel(model, sync_every=3)  # of an epoch of 4 steps
+        one = Trainer(together, torch.optim.SGD(together.parameters(), 0.1), nn.functional.mse_loss)
+        one.fit(shard(data(), 3), 1)
+        return parameters(one)
 
 
 # --- resuming ---
@@ -288,13 +362,51 @@ def test_a_stream_of_unknown_length() -> None:
         trainer(accumulate=2).fit(shard(Stream(), GLOBAL_BATCH), 1)
 
 
+def test_a_stream_resumes_at_the_very_end_of_an_epoch(tmp_path: Path) -> None:
+    """The state of step 4 is within the first epoch, of which no batch is left: that is no epoch without batches."""
+    undisturbed = trainer()
+    undisturbed.fit(shard(Stream(), GLOBAL_BATCH), 2)
+    options = {"checkpointer": tmp_path, "save_every": 4}
+    with pytest.raises(Interrupted):
+        trainer(Interruptible, **options).fit(shard(Stream(), GLOBAL_BATCH), 2)
+    assert Checkpointer(tmp_path).steps() == [4]
+    again = trainer(**options)
+    again.fit(shard(Stream(), GLOBAL_BATCH), 2)
+    assert again.history == undisturbed.history
+
+
+def batches(count: int) -> Iterator[Any]:
+    x, y = data().tensors
+    return ((x[:2], y[:2]) for _ in range(count))
+
+
 def test_loaders_of_unequal_lengths_are_refused_by_all_ranks() -> None:
     run_ranks(_unequal, 2, torch=True)
 
 
 def _unequal() -> None:
-    with DistributedContext("shm", timeout=TIMEOUT_S), pytest.raises(InvalidArgument, match="have 3 and 4 steps"):
-        trainer().fit(shard(data(7), 1, uneven="short"), 1)
+    with DistributedContext("shm", timeout=TIMEOUT_S) as context:
+        with pytest.raises(InvalidArgument, match="have 3 and 4 steps"):
+            trainer().fit(shard(data(7), 1, uneven="short"), 1)
+        one = trainer()
+        with pytest.raises(InvalidArgument, match="1 of 2 ranks have one more batch in this epoch"):
+            one.fit(batches(3 + context.rank), 1)  # which nobody knows before
+        assert one.step == 3
+        one.fit(batches(2), 1)
+        with pytest.raises(InvalidArgument, match=r"epoch 1 has no batch on any rank.*iterated again"):
+            one.fit(batches(0), 2)
+        assert one.evaluate(batches(context.rank))["loss"] > 0  # as many as each has
+        with pytest.raises(InvalidArgument, match="no batch to evaluate on any rank"):
+            one.evaluate(batches(0))
+
+
+def test_a_loader_that_is_used_up_is_refused() -> None:
+    one = trainer()
+    with pytest.raises(InvalidArgument, match=r"epoch 1 has no batch on any rank.*iterated again"):
+        one.fit(batches(3), 3)
+    assert [record["step"] for record in one.history] == [3.0]
+    with pytest.raises(InvalidArgument, match="no batch to evaluate"):
+        trainer().fit(shard(data(), 6), 2, validate=batches(1))
 
 
 def test_a_plain_loader_with_a_sampler_gets_a_new_order_each_epoch() -> None:
@@ -320,5 +432,18 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         trainer(accumulate=0)
     with pytest.raises(InvalidArgument, match="there is no metric 'accuracy'"):
         fitted(1, early_stop=EarlyStop("accuracy"))
+    for form, name in ((lambda rows: {"x": 1, "y": 2}, "dict"), (lambda rows: rows[0][0], "Tensor")):
+        with pytest.raises(InvalidArgument, match=rf"a batch is a {name}, and .*subclass whose forward"):
+            trainer().fit(shard(data(), collate_fn=form), 1)
+    model, optimizer = net()
+    for wrong in ((None, nn.functional.mse_loss), (optimizer, None)):
+        with pytest.raises(InvalidType, match="is a NoneType"):
+            Trainer(model, *wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="has no parameter of the model"):
+        Trainer(model, net()[1], nn.functional.mse_loss)
+    with pytest.raises(InvalidArgument, match="clip_norm=-1: a number above 0"):
+        trainer(clip_norm=-1)
+    with pytest.raises(InvalidType, match="epochs='x': a whole number"):
+        trainer().fit(shard(data()), "x")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="patience"):
         EarlyStop(patience=0)

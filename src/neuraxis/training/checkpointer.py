@@ -25,9 +25,12 @@ from torch import Tensor
 from neuraxis.comm import Communicator
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, NeuraxisError
 from neuraxis.training import random_states, shard_files
-from neuraxis.training.membership import exchanged, group_or_world
+from neuraxis.training.arguments import whole_number
+from neuraxis.training.chosen_group import exchanged, group_or_world
+from neuraxis.training.data_parallel import DataParallel
 from neuraxis.training.shared_state import CollectedState, StoredState
 from neuraxis.training.state_tree import flatten, tensor_names, unflatten
+from neuraxis.training.whole_state import whole_parts
 
 __all__ = ["Checkpointer", "Stateful"]
 
@@ -55,16 +58,16 @@ class Checkpointer:
         folder: made when it is needed.
         keep: how many states stay; older ones are removed after a newer one is complete.
         group: the ranks that save together; the world by default.
-        parts: model, optimizer, scheduler, loader, scaler, ...: whatever has `state_dict` and `load_state_dict`.
+        parts: model, optimizer, scheduler, loader, scaler, ...: whatever has `state_dict` and `load_state_dict`. Of a
+            `Pipeline` the whole module is saved, and with it in the same Checkpointer the optimizers of all its stages;
+            every rank holds the whole state for that moment.
     """
 
     def __init__(
         self, folder: str | Path, *, keep: int = 3, group: Communicator | None = None, **parts: Stateful
     ) -> None:
-        if keep < 1:
-            raise InvalidArgument(f"Checkpointer: keep={keep} must be at least 1")
         self.folder = Path(folder)
-        self.keep = keep
+        self.keep = whole_number(keep, "Checkpointer: keep")
         self.parts: dict[str, Stateful] = {}
         self._group = group_or_world(group, "Checkpointer")
         self.add(**parts)
@@ -76,6 +79,7 @@ class Checkpointer:
                 raise InvalidType(
                     f"Checkpointer: {name} is a {type(part).__name__}, which has no state_dict and load_state_dict"
                 )
+        whole_parts({**self.parts, **parts})  # which says what cannot be saved together
         self.parts.update(parts)
 
     @property
@@ -100,20 +104,21 @@ class Checkpointer:
 
         Raises:
             CheckpointError: a rank could not write; on all ranks. What was saved before is intact.
+            InvalidArgument: an accumulation is under way: the gradients of its blocks are in no state.
             InvalidType: a part has something in it that cannot be saved.
         """
-        if step < 0:
-            raise InvalidArgument(f"Checkpointer: step {step} is below 0")
+        step = whole_number(step, "Checkpointer: step", least=0)
         folder = shard_files.step_folder(self.folder, step)
         token = secrets.token_hex(4)
         state = CollectedState({}, {})
         for part in self.parts.values():
             if hasattr(part, "step_state_dict") and hasattr(part, "synchronize"):
                 part.synchronize()
+        whole = {name: part.state_dict() for name, part in whole_parts(self.parts).items()}
 
         def collect() -> list[Any]:
             nonlocal state
-            state = self._collect()
+            state = self._collect(whole)
             sums = state.tensor_sums() if self._size > 1 else []
             return [step, token, state.layout_sum(), state.trees_sum(), sums, random_states.capture()]
 
@@ -145,11 +150,17 @@ class Checkpointer:
         self._together(lambda: self._finish(folder, token, content) if self._rank == 0 else None, folder)
         return folder
 
-    def _collect(self) -> CollectedState:
+    def _collect(self, whole: dict[str, Any]) -> CollectedState:
+        """This rank's state; of the parts in `whole` that which all ranks have together."""
         trees: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         for name, part in self.parts.items():
-            trees[name], found = flatten(part.state_dict(), name)
+            if isinstance(part, DataParallel) and part.accumulating:
+                raise InvalidArgument(
+                    f"Checkpointer: {name} is in the middle of an accumulation, whose gradients no state has: "
+                    "save after a complete block (`if micro.complete`)"
+                )
+            trees[name], found = flatten(whole[name] if name in whole else part.state_dict(), name)
             tensors |= found
             if hasattr(part, "step_state_dict"):
                 key = name + _STEP_STATE
@@ -260,9 +271,10 @@ class Checkpointer:
         }
         needed = tensor_names([[trees[name] for name in wanted], list(steps.values())])
         tensors = StoredState(folder, content).read(needed, mine)
+        whole = whole_parts(wanted)
         for name, part in wanted.items():
             try:
-                part.load_state_dict(unflatten(trees[name], tensors))
+                whole.get(name, part).load_state_dict(unflatten(trees[name], tensors))
                 if name in steps:
                     part.load_step_state_dict(unflatten(steps[name], tensors))  # type: ignore[attr-defined]
             except NeuraxisError:

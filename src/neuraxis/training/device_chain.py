@@ -50,8 +50,11 @@ class DeviceChain:
             total += _finished(held)
         return total
 
-    def gathered(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
+
+    def exchanged(self, value: float) -> list[float]:
+        return [value]
 
     def _cut(self, args: Sequence[Any]) -> tuple[Batch, list[Any]]:
         rows = rows_of(args, "args")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neuraxis.comm import Communicator
-from neuraxis.training.membership import group_or_world
+from neuraxis.training.chosen_group import group_or_world
 
 __all__ = ["Mean", "compute_means"]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from neuraxis.comm import Communicator, NonMember, current_context
 from neuraxis.errors import InvalidArgument, NotInitialized
 from neuraxis.training.capacity import Capacity, capacities_of_devices, capacities_of_ranks
+from neuraxis.training.chosen_group import group_or_world
 from neuraxis.training.cutting import Unit, cut_by_capacity, cut_by_names, cut_evenly
 from neuraxis.training.device_chain import DeviceChain
-from neuraxis.training.membership import group_or_world
 from neuraxis.training.micro_batches import rows_of, split
 from neuraxis.training.pipeline import Chain, Pipeline
 from neuraxis.training.rank_chain import RankChain, Schedule

@@ -20,7 +20,8 @@ class Chain(Protocol):
 
     def forward(self, args: Sequence[Any]) -> Any: ...
     def backward_step(self, args: Sequence[Any], target: Any, loss_function: LossFunction) -> Tensor: ...
-    def gathered(self, state: dict[str, Tensor]) -> dict[str, Tensor]: ...
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]: ...
+    def exchanged(self, value: float) -> list[float]: ...
 
 
 class Pipeline(nn.Module):  # type: ignore[misc]
@@ -92,6 +93,29 @@ class Pipeline(nn.Module):  # type: ignore[misc]
             name: everything[next(other for other in same if other in everything)] for name, same in self._names.items()
         }
 
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What all ranks together have under names of the whole module (on ranks: collective)."""
+        return self._chain.gathered(state)
+
+    def parameter_names(self) -> dict[int, str]:
+        """By the `id` of each parameter that is here: its name in the whole module, the first if it has several."""
+        return {id(parameter): self._names[name][0] for name, parameter in self.stage.named_parameters()}
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale gradients so that the norm of all stages' together is at most `max_norm`; the norm that it was.
+
+        On ranks: collective. (torch's `clip_grad_norm_(pipeline.parameters(), ...)` would see one stage alone.)
+        """
+        if not max_norm >= 0:
+            raise InvalidArgument(f"clip_grad_norm_: max_norm={max_norm} is not a number from 0 on")
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        own = _norm([torch.linalg.vector_norm(gradient, norm_type).item() for gradient in gradients], norm_type)
+        norm = _norm(self._chain.exchanged(own.item()), norm_type)
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).item()
+        for gradient in gradients:
+            gradient.mul_(scale)
+        return norm
+
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's part of a whole module's state."""
         missing = [name for name in self.stage.state_dict() if name not in state]
@@ -108,3 +132,8 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         if len(args) > len(self._arguments):
             raise InvalidArgument(f"{len(args)} arguments were given, and the module takes {len(self._arguments)}")
         return [*args, *(default for _, default, _ in self._arguments[len(args) :])]
+
+
+def _norm(norms: list[float], norm_type: float) -> Tensor:
+    """The norm of what has these norms."""
+    return torch.linalg.vector_norm(torch.tensor(norms or [0.0], dtype=torch.float64), norm_type)

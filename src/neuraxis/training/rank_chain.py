@@ -15,6 +15,7 @@ from torch import Tensor
 
 from neuraxis.comm import Communicator
 from neuraxis.errors import InvalidArgument, PeerLost, StepInterrupted
+from neuraxis.training.chosen_group import exchanged
 from neuraxis.training.micro_batches import joined, mapped, rows_of, split
 from neuraxis.training.stage_messages import Batch, Crossing, Line, broadcast_value
 from neuraxis.training.unit_graph import Stage
@@ -78,12 +79,16 @@ class RankChain:
         with torch.enable_grad():
             return self._together(lambda: self._learn(args, target, loss_function))
 
-    def gathered(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         """What all ranks have, on every rank."""
-        whole: dict[str, Tensor] = {}
+        whole: dict[str, Any] = {}
         for rank in range(self._group.size):
             whole |= self._together(lambda rank=rank: broadcast_value(self._group, state, rank, self._device))  # type: ignore[misc]
         return whole
+
+    def exchanged(self, value: float) -> list[float]:
+        """Every rank's value, on every rank."""
+        return self._together(lambda: exchanged(self._group, value))
 
     # --- helpers ----------------------------------------------------------------------------------------------
 

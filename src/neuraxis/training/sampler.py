@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 
 from neuraxis.comm import Communicator
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
-from neuraxis.training.membership import group_or_world
+from neuraxis.training.chosen_group import group_or_world
 
 __all__ = ["ShardSampler", "mixed_seed"]
 
@@ -50,16 +50,22 @@ class ShardSampler(Sampler[int]):  # type: ignore[misc]
         self.rank, self.size = (members.rank, members.size) if members is not None else (0, 1)
         self.epoch = 0
         self.position = 0
+        self._restored: int | None = None  # the epoch that a state has put us into, until an iteration begins
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: the next iteration is its first. The same on all ranks."""
-        self.seek(epoch, 0)
+        """Begin an epoch: the next iteration is its first; or go on in it, if a state was loaded that is within it.
+
+        The same on all ranks.
+        """
+        if epoch != self._restored:
+            self.seek(epoch, 0)
 
     def seek(self, epoch: int, position: int) -> None:
         """Let the next iteration begin in the middle of an epoch. The same on all ranks."""
         if epoch < 0 or not 0 <= position <= self.length:
             raise InvalidArgument(f"epoch {epoch}, position {position}: outside of {self.length} samples")
         self.epoch, self.position = epoch, position
+        self._restored = None
 
     def order(self) -> list[int]:
         """All samples in this epoch's order; equal on all ranks."""
@@ -70,6 +76,7 @@ class ShardSampler(Sampler[int]):  # type: ignore[misc]
         return order
 
     def __iter__(self) -> Iterator[int]:
+        self._restored = None
         return iter(self.order()[self.position + self.rank :: self.size])
 
     def __len__(self) -> int:
@@ -88,6 +95,7 @@ class ShardSampler(Sampler[int]):  # type: ignore[misc]
                 )
         self.seed = state["seed"]
         self.seek(state["epoch"], state["position"])
+        self._restored = self.epoch
 
 
 def mixed_seed(*parts: object) -> int:

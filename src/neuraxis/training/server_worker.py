@@ -52,7 +52,8 @@ class ServerWorker:
         name: the worker's own, by default one that nobody else has.
         channel: how they talk; by default a node of `mesh`.
         timeout: how long it waits for the server or for slower workers, in seconds, before RequestTimeout.
-        weigh: how much a batch counts, from the arguments of the module's forward; by default its rows.
+        weigh: how much a batch counts, from the arguments of the module's forward; by default its rows. A gradient
+            counts by all forward passes before it that were made with gradients enabled.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class ServerWorker:
         return answer
 
     def _note_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled() and module.training:
+        if torch.is_grad_enabled():  # in eval() too: such a module can be trained
             self._weight = (self._weight or 0.0) + float(self._weigh(args, kwargs))
 
 

@@ -36,6 +36,8 @@ __all__ = [
     "check_file",
     "complete_steps",
     "deal",
+    "elements_in_order",
+    "json_sum",
     "prune",
     "read_manifest",
     "read_pieces",
@@ -197,7 +199,7 @@ def write_manifest(folder: Path, token: str, content: Mapping[str, Any]) -> None
     new = folder / f".{MANIFEST}.{token}"
     try:
         with open(new, "w") as file:
-            json.dump({"crc32": _json_sum(body), "content": body}, file, allow_nan=False)
+            json.dump({"crc32": json_sum(body), "content": body}, file, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(folder)  # the names of the shards
@@ -223,7 +225,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged: {error!r}") from error
     if found != FORMAT:
         raise CheckpointError(f"{path}: format {found!r}; this version reads format {FORMAT}")
-    if _json_sum(content) != expected:
+    if json_sum(content) != expected:
         raise CheckpointError(f"{path}: damaged: it is not what was written (its checksum differs)")
     if not all(_SHARD.fullmatch(str(name)) for name in content["files"]):
         raise CheckpointError(f"{path}: names files that are none of a saved state")
@@ -251,7 +253,8 @@ def complete_steps(folder: Path) -> list[int]:
     return sorted(int(found[1]) for found in map(_STEP.fullmatch, names) if found)
 
 
-def _json_sum(content: Any) -> int:
+def json_sum(content: Any) -> int:
+    """The CRC-32 of plain data."""
     return zlib.crc32(json.dumps(content, allow_nan=False).encode())
 
 

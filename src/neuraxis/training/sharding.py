@@ -10,9 +10,10 @@ for a batch.
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,8 +22,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from neuraxis.comm import Communicator
-from neuraxis.errors import InvalidArgument
-from neuraxis.training.membership import group_or_world
+from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.training.arguments import whole_number
+from neuraxis.training.chosen_group import group_or_world
+from neuraxis.training.empty_batches import Collating, NoRows
 from neuraxis.training.sampler import ShardSampler, mixed_seed
 
 __all__ = ["ShardLoader", "shard"]
@@ -39,11 +42,14 @@ def shard(
     shuffle: bool = True,
     seed: int = 0,
     uneven: Uneven = "empty",
+    empty: Callable[[Any], Any] | None = None,
     group: Communicator | None = None,
     **loader_options: Any,
 ) -> ShardLoader:
     """This rank's batches of a data set; see ShardLoader."""
-    return ShardLoader(dataset, batch_size, shuffle=shuffle, seed=seed, uneven=uneven, group=group, **loader_options)
+    return ShardLoader(
+        dataset, batch_size, shuffle=shuffle, seed=seed, uneven=uneven, empty=empty, group=group, **loader_options
+    )
 
 
 class ShardLoader:
@@ -57,6 +63,8 @@ class ShardLoader:
         uneven: what happens in the last round of an epoch where samples are missing. "empty": every rank makes the same
             number of steps, and its last batch may have fewer rows, or none. "short": ranks may make fewer steps (see
             `DataParallel.join`). "drop": such a round is left out.
+        empty: makes a batch without rows of one that has a row. By default that is found out, for tensors, arrays and
+            plain values in lists, tuples, mappings and dataclasses; another form is refused.
         loader_options: for the DataLoader: num_workers, collate_fn, pin_memory, persistent_workers, ...
 
     Attributes:
@@ -72,47 +80,52 @@ class ShardLoader:
         shuffle: bool = True,
         seed: int = 0,
         uneven: Uneven = "empty",
+        empty: Callable[[Any], Any] | None = None,
         group: Communicator | None = None,
         **loader_options: Any,
     ) -> None:
-        if batch_size < 1:
-            raise InvalidArgument(f"shard: batch_size={batch_size} must be at least 1")
         if uneven not in get_args(Uneven):
             raise InvalidArgument(f"shard: uneven={uneven!r} is not one of {', '.join(get_args(Uneven))}")
         if taken := _TAKEN & loader_options.keys():
             raise InvalidArgument(f"shard: {', '.join(sorted(taken))}: cannot be given, it is what shard decides")
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = whole_number(batch_size, "shard: batch_size")
         self.uneven: Uneven = uneven
         members = group_or_world(group, "shard")
         self.rank, self.size = (members.rank, members.size) if members is not None else (0, 1)
         self._generator = torch.Generator()
         self._begun = 0  # how many iterations were
         self._resumes = True  # the next iteration begins at `position`, and not with a new epoch
+        self._restored: int | None = None  # the epoch that a state has put us into, until an iteration begins
         self._stream = isinstance(dataset, IterableDataset)
+        if not self._stream and not hasattr(dataset, "__len__"):
+            raise InvalidType(
+                f"shard: a {type(dataset).__name__} has no length; a data set with `__len__` and `__getitem__`, or an "
+                "IterableDataset, is expected"
+            )
         # Of a stream the length is not known; its positions are checked against nothing.
         length = 0 if self._stream else len(dataset)
         self._sampler = ShardSampler(length, shuffle=shuffle and not self._stream, seed=seed, group=group)
         self.epoch = 0
         self.position = 0
+        collate = Collating(loader_options.get("collate_fn") or default_collate, empty)
         options = {**loader_options, "generator": self._generator}
         self._place = torch.zeros(3, dtype=torch.int64)
         if self._stream:
             if options.get("num_workers"):
                 self._place.share_memory_()
-            collate = options.pop("collate_fn", None) or default_collate
             dealt = _DealtStream(dataset, self.rank, self.size, batch_size, uneven, collate, self._place)
             options.update(dataset=dealt, batch_size=None, collate_fn=_as_it_is)
         else:
-            options.update(dataset=_SeededBatches(dataset), batch_sampler=_Rounds(self))
+            options.update(dataset=_SeededBatches(dataset), batch_sampler=_Rounds(self), collate_fn=collate)
         self._loader: DataLoader[Any] = DataLoader(**options)
 
     # --- batches ---
 
     def __iter__(self) -> Iterator[Any]:
         if not self._resumes:  # an epoch that was left in the middle counts as begun
-            self.set_epoch(self.epoch + 1)
-        self._resumes = False
+            self._seek(self.epoch + 1, 0)
+        self._resumes, self._restored = False, None
         self._begun += 1
         return self._batches(self._begun)
 
@@ -126,12 +139,10 @@ class ShardLoader:
                 taken, batch = batch
             else:
                 taken = min(self.round_size, self._sampler.length - self.position)
-                if not self._mine_of(self.position):
-                    batch = _without_rows(batch)
             self.position += taken
             yield batch
         if self._begun == mine:
-            self.set_epoch(self.epoch + 1)
+            self._seek(self.epoch + 1, 0)
 
     @property
     def round_size(self) -> int:
@@ -172,14 +183,18 @@ class ShardLoader:
     # --- the position ---
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin this epoch. The same on all ranks."""
-        self._seek(epoch, 0)
+        """Let the next iteration begin this epoch; or go on in it, if a state was loaded that is within it.
+
+        The same on all ranks.
+        """
+        if epoch != self._restored:
+            self._seek(epoch, 0)
 
     def _seek(self, epoch: int, position: int) -> None:
         if epoch < 0 or position < 0:
             raise InvalidArgument(f"shard: there is no epoch {epoch} and position {position}")
         self.epoch, self.position = epoch, position
-        self._resumes = True
+        self._resumes, self._restored = True, None
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._sampler.state_dict(), "epoch": self.epoch, "position": self.position}
@@ -189,6 +204,7 @@ class ShardLoader:
         self._sampler.load_state_dict({**state, "epoch": 0, "position": 0})
         self._begun += 1  # an iteration under way ends here
         self._seek(state["epoch"], state["position"])
+        self._restored = self.epoch
 
     def order(self) -> list[int]:
         """All samples in the order of this epoch."""
@@ -200,7 +216,7 @@ class ShardLoader:
 
 
 class _Rounds:
-    """What is asked of the data set for each step: a seed, then the samples."""
+    """What is asked of the data set for each step: a seed, whether there are rows, then the samples."""
 
     def __init__(self, loader: ShardLoader) -> None:
         self._of: ShardLoader = weakref.proxy(loader)  # whose workers end when nobody has it any more
@@ -213,7 +229,7 @@ class _Rounds:
             if mine or loader.uneven != "short":
                 # An empty batch has the form of a full one: it is made of any sample, and then loses its rows.
                 samples = [order[place] for place in mine] or [order[start]]
-                yield [mixed_seed(loader.seed, epoch, start, loader.rank), *samples]
+                yield [mixed_seed(loader.seed, epoch, start, loader.rank), int(bool(mine)), *samples]
 
     def __len__(self) -> int:
         return self._of.steps_left
@@ -226,8 +242,11 @@ class _SeededBatches(Dataset[Any]):  # type: ignore[misc]
         self._dataset = dataset
 
     def __getitems__(self, order: list[int]) -> Any:
-        seed, *samples = order
+        seed, has_rows, *samples = order
         _seed_worker(seed)
+        return self._items(samples) if has_rows else NoRows(self._items(samples), self._items(samples * 2))
+
+    def _items(self, samples: list[int]) -> Any:
         whole = getattr(self._dataset, "__getitems__", None)
         return whole(samples) if whole is not None else [self._dataset[sample] for sample in samples]
 
@@ -253,7 +272,7 @@ class _DealtStream(IterableDataset[Any]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, dataset: Any, rank: int, size: int, batch_size: int, uneven: Uneven, collate: Any, place: Tensor
+        self, dataset: Any, rank: int, size: int, batch_size: int, uneven: Uneven, collate: Collating, place: Tensor
     ) -> None:
         self._dataset = dataset
         self._rank, self._size = rank, size
@@ -273,11 +292,12 @@ class _DealtStream(IterableDataset[Any]):  # type: ignore[misc]
         while True:
             _seed_worker(mixed_seed(seed, epoch, position, self._rank))
             taken, mine, first = self._round(stream)
+            items = mine or NoRows(first, [copy.copy(item) for item in first * 2])  # a collate_fn may change them
             if not taken or (self._uneven == "drop" and taken < self._round_size):
                 return
             if mine or self._uneven != "short":
                 if number % turns == turn:
-                    yield taken, self._collate(mine) if mine else _without_rows(self._collate(first))
+                    yield taken, self._collate(items)
                 number += 1
             position += taken
 
@@ -300,21 +320,3 @@ def _at_most(stream: Iterator[Any], count: int) -> Iterator[Any]:
 
 def _as_it_is(item: Any) -> Any:
     return item
-
-
-# --- batches without rows ---
-
-
-def _without_rows(batch: Any) -> Any:
-    """A batch of the same form that has no rows."""
-    if isinstance(batch, Tensor | np.ndarray):
-        return batch[:0] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {key: _without_rows(part) for key, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_without_rows(part) for part in batch))
-    if isinstance(batch, list | tuple):
-        if all(isinstance(part, str | bytes | int | float) for part in batch):  # rows that no tensor can hold
-            return type(batch)()
-        return type(batch)(_without_rows(part) for part in batch)
-    return batch

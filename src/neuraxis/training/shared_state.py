@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from neuraxis.training.shard_files import (
     SavedTensor,
     deal,
     elements_in_order,
+    json_sum,
     read_pieces,
     write_shard,
 )
@@ -36,10 +36,10 @@ class CollectedState:
         return [[name, one.dtype, list(one.shape), list(one.stride or ())] for name, one in self.described.items()]
 
     def layout_sum(self) -> int:
-        return _json_sum(self.layout())
+        return json_sum(self.layout())
 
     def trees_sum(self) -> int:
-        return _json_sum(self.trees)
+        return json_sum(self.trees)
 
     def tensor_sums(self) -> list[int]:
         """A CRC-32 for each tensor: ranks whose sums are equal have the same values."""
@@ -100,7 +100,3 @@ def _one_for_all(versions: list[Tensor]) -> Tensor:
 def _crc(tensor: Tensor) -> int:
     flat = elements_in_order(tensor).cpu()
     return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
-
-
-def _json_sum(value: Any) -> int:
-    return zlib.crc32(json.dumps(value, allow_nan=False).encode())

@@ -7,23 +7,25 @@ ranks, because it comes from averages over all ranks and from counts that all ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from neuraxis.comm import Communicator
-from neuraxis.errors import CheckpointError, InvalidArgument
+from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType
+from neuraxis.training.arguments import whole_number
 from neuraxis.training.checkpointer import Checkpointer, Stateful
+from neuraxis.training.chosen_group import exchanged, group_or_world
 from neuraxis.training.data_parallel import DataParallel
-from neuraxis.training.membership import exchanged, group_or_world
 from neuraxis.training.metrics import Mean, compute_means
 from neuraxis.training.progress import EpochProgress
-from neuraxis.training.weighting import batch_size_of
+from neuraxis.training.weighting import first_tensor
 
 __all__ = ["EarlyStop", "History", "Trainer"]
 
@@ -54,11 +56,17 @@ class EarlyStop:
 class Trainer:
     """Trains a model on batches (inputs, ..., target); `fit` goes on where a saved training was.
 
+    All ranks must have equally many batches in an epoch. A loader without a length (a generator, a stream) is asked for
+    one batch at a time, and the ranks agree before each step on whether there is one more. What is iterated once for
+    each epoch must begin anew then, which a generator does not.
+
     Args:
         model: a module, which becomes a `DataParallel`, or one that is.
-        loss: loss(output, target), the mean over the batch's rows.
+        optimizer: of parameters of the model.
+        loss: loss(output, target), the mean over the batch's rows; with a `DataParallel` that has `weigh` or
+            `loss="sum"`, as that says. What is recorded is the mean over all that the model weighed.
         scheduler: stepped after each epoch, or with `schedule="step"` after each step.
-        metrics: further figures, metric(output, target), each a mean over the rows.
+        metrics: further figures, metric(output, target), each a mean over the rows (or over what `weigh` counts).
         checkpointer: where to save, or the folder. Model, optimizer, scheduler, scaler, loader and the trainer itself
             become parts of it.
         save_every: steps between two states; after each epoch by default.
@@ -85,12 +93,24 @@ class Trainer:
         progress: bool | None = None,
         group: Communicator | None = None,
     ) -> None:
-        if accumulate < 1 or (save_every is not None and save_every < 1):
-            raise InvalidArgument(f"Trainer: accumulate={accumulate}, save_every={save_every}: must be at least 1")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidType(f"Trainer: optimizer is a {type(optimizer).__name__}, one of torch's is expected")
+        if not callable(loss):
+            raise InvalidType(f"Trainer: loss is a {type(loss).__name__}, a function is expected")
+        if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+            raise InvalidArgument(f"Trainer: clip_norm={clip_norm!r}: a number above 0 is expected")
+        self._save_every = None if save_every is None else whole_number(save_every, "Trainer: save_every")
+        self._accumulate = whole_number(accumulate, "Trainer: accumulate")
         if schedule not in ("epoch", "step"):
             raise InvalidArgument(f"Trainer: schedule={schedule!r} is neither 'epoch' nor 'step'")
         self.group = group_or_world(group, "Trainer")
         self.model = model if isinstance(model, DataParallel) else DataParallel(model, group=group)
+        mine = {id(parameter) for parameter in self.model.parameters()}
+        if not any(id(parameter) in mine for one in optimizer.param_groups for parameter in one["params"]):
+            raise InvalidArgument(
+                "Trainer: the optimizer has no parameter of the model, so nothing would be learned: make it of "
+                "model.parameters(), of the same module"
+            )
         self.optimizer = optimizer
         self.loss = loss
         self.scheduler = scheduler
@@ -102,8 +122,6 @@ class Trainer:
         self.step = 0
         self.history = History()
         self._schedule = schedule
-        self._save_every = save_every
-        self._accumulate = accumulate
         self._clip_norm = clip_norm
         self._progress = progress
         self._means = self._new_means()
@@ -119,12 +137,18 @@ class Trainer:
     # --- training ---
 
     def fit(self, loader: Any, epochs: int, *, validate: Any = None) -> History:
-        """Train until `epochs` epochs are over, those of the saved training included; their records."""
+        """Train until `epochs` epochs are over, those of the saved training included; their records.
+
+        At the end all ranks have the same parameters, also with `sync_every`.
+        """
+        epochs = whole_number(epochs, "Trainer: epochs", least=0)
         self._resume(loader)
         while self.epoch < epochs and not self.stopped:
             self._train_epoch(loader, epochs, validate)
             self._save(self._save_every is None)
         self._save(True)
+        if self._checkpointer is None:  # else saving did it
+            self.model.synchronize()
         return self.history
 
     def _train_epoch(self, loader: Any, epochs: int, validate: Any) -> None:
@@ -140,12 +164,20 @@ class Trainer:
         if self._accumulate > 1 and left is None:
             raise InvalidArgument("Trainer: accumulate needs a loader of known length, to step at an epoch's end")
         done = 0 if steps is None or left is None else steps - left
+        batches = 0
         with EpochProgress(self.epoch, epochs, steps, done, rank=self.rank, shown=self._progress) as progress:
-            for batch in loader:
+            for batch in loader if left is not None else self._while_all_have_one(loader):
+                batches += 1
                 left = None if left is None else left - 1
                 samples = self._train_batch(batch, last=left == 0)
                 progress.step(samples, self._means["loss"].local())
             record = {"epoch": float(self.epoch), "step": float(self.step), **compute_means(self._means, self.group)}
+            # Not so where a training resumes at the very end of an epoch: that has been measured.
+            if batches + done == 0 and math.isnan(record["loss"]):
+                raise InvalidArgument(
+                    f"Trainer: epoch {self.epoch} has no batch on any rank: give a loader that can be iterated again "
+                    "in each epoch (see shard; a generator is used up after one), and data that is not empty"
+                )
             self._means = self._new_means()
             if validate is not None:
                 record |= {f"val_{name}": value for name, value in self.evaluate(validate).items()}
@@ -158,12 +190,31 @@ class Trainer:
             else:
                 self.scheduler.step()
 
+    def _while_all_have_one(self, loader: Any) -> Iterator[Any]:
+        """The batches of a loader whose length is not known; InvalidArgument on all ranks where only some have one."""
+        batches = iter(loader)
+        nothing = object()
+        size = 1 if self.group is None else self.group.size
+        while True:
+            batch = next(batches, nothing)
+            have_one = np.array([batch is not nothing], np.int64)
+            if self.group is not None:
+                self.group.all_reduce(have_one)
+            if have_one[0] == 0:
+                return
+            if have_one[0] < size:
+                raise InvalidArgument(
+                    f"Trainer: {have_one[0]} of {size} ranks have one more batch in this epoch, and all must have "
+                    'equally many: see shard(..., uneven="empty")'
+                )
+            yield batch
+
     def _train_batch(self, batch: Any, last: bool) -> float:
         batch = self._moved(batch)
-        samples = batch_size_of((batch,), {})
         block = nullcontext() if self._accumulate == 1 else self.model.accumulate(self._accumulate, last=last)
         with block as micro:
             output, target = self.forward(batch)
+            samples = float(self.model.last_weight)
             loss = self.loss(output, target)
             self.model.scaler.scale(loss).backward()
             complete = micro is None or micro.complete
@@ -187,29 +238,45 @@ class Trainer:
 
     def forward(self, batch: Any) -> tuple[Any, Any]:
         """The model's output for a batch, and its target: the last entry. Override it for batches of another form."""
-        *inputs, target = batch
+        parts = [] if isinstance(batch, Mapping | Tensor) or not isinstance(batch, Iterable) else list(batch)
+        if len(parts) < 2:
+            raise InvalidArgument(
+                f"Trainer: a batch is a {type(batch).__name__}, and (inputs, ..., target) is expected: for batches of "
+                "another form make a subclass whose forward(self, batch) returns the model's output and the target"
+            )
+        *inputs, target = parts
         return self.model(*inputs), target
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Loss and metrics over all batches of all ranks, without training. Collective."""
         means = self._new_means()
+        batches = Mean()
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
                 for batch in loader:
-                    batch = self._moved(batch)
-                    if samples := batch_size_of((batch,), {}):
-                        output, target = self.forward(batch)
-                        self._measure(means, self.loss(output, target), output, target, samples)
+                    batches.update(1.0)
+                    tensor = first_tensor(batch)
+                    if tensor is None or len(tensor):
+                        output, target = self.forward(self._moved(batch))
+                        weight = float(self.model.last_weight)
+                        self._measure(means, self.loss(output, target), output, target, weight)
         finally:
             self.model.train(was_training)
-        return compute_means(means, self.group)
+        figures = compute_means({**means, "": batches}, self.group)
+        if math.isnan(figures.pop("")):
+            raise InvalidArgument(
+                "Trainer: there is no batch to evaluate on any rank: give a loader that can be iterated again (a "
+                "generator is used up after one epoch), and data that is not empty"
+            )
+        return figures
 
     def _measure(self, means: dict[str, Mean], loss: Any, output: Any, target: Any, samples: float) -> None:
+        """Count the figures of a batch that weighs `samples`."""
         if samples:
             with torch.no_grad():
-                means["loss"].update(loss.detach(), samples)
+                means["loss"].update(loss.detach() / (samples if self.model.loss == "sum" else 1.0), samples)
                 for name, metric in self.metrics.items():
                     means[name].update(metric(output, target), samples)
 

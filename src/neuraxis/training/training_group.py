@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from neuraxis.comm import Communicator, NonMember, current_context
-from neuraxis.comm.environment import detect_launch
-from neuraxis.errors import InvalidArgument, NotInitialized
+from neuraxis.comm import Communicator
+from neuraxis.training.chosen_group import group_or_world
 from neuraxis.training.sameness import check_same_model, check_same_settings, spread_state
 
 __all__ = ["group_for_gradients", "ranks_to_train_with"]
@@ -14,20 +13,8 @@ __all__ = ["group_for_gradients", "ranks_to_train_with"]
 
 def ranks_to_train_with(group: Communicator | None) -> Communicator | None:
     """The ranks to train with; None where this process trains alone."""
-    if isinstance(group, NonMember):
-        raise InvalidArgument("this rank is not in the group that DataParallel was given")
-    if group is None:
-        try:
-            group = current_context().world
-        except NotInitialized:
-            launch = detect_launch()
-            if launch.world_size > 1:
-                raise NotInitialized(
-                    f"this process was launched as rank {launch.rank} of {launch.world_size} and has no distributed "
-                    "context: call init_distributed() before DataParallel, or each rank would train a model of its own"
-                ) from None
-            return None
-    return group if group.size > 1 else None
+    members = group_or_world(group, "DataParallel")
+    return members if members is not None and members.size > 1 else None
 
 
 def group_for_gradients(parent: Communicator, settings: dict[str, str], module: nn.Module) -> Communicator:

@@ -28,7 +28,7 @@ def group_or_world(group: Communicator | None, what: str) -> Communicator | None
         if launch.world_size > 1:
             raise NotInitialized(
                 f"{what}: this is one of {launch.world_size} processes and has no distributed context: "
-                "call init_distributed() first"
+                "call init_distributed() first, or each would work by itself"
             ) from None
         return None
 
