@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neuraxis import training
+from neuraxis import rpc, training
 from neuraxis.comm import (
     Communicator,
     DistributedContext,
@@ -24,6 +24,17 @@ from neuraxis.comm import (
 from neuraxis.comm.functions import *  # noqa: F403  (its __all__ is the list of patterns)
 
 if TYPE_CHECKING:
+    from neuraxis.rpc import (
+        RemoteObject,
+        RpcContext,
+        RpcFuture,
+        current_rpc_context,
+        init_rpc,
+        remote,
+        remote_object,
+        rpc_async,
+        rpc_sync,
+    )
     from neuraxis.training import (
         Checkpointer,
         DataParallel,
@@ -38,7 +49,18 @@ if TYPE_CHECKING:
         shard,
     )
 
-# Training needs torch, which takes seconds to load, and these load it when they are used.
+# Remote calls need Zenoh, and training torch, which takes seconds to load: these load when they are used.
+_RPC = (
+    "RemoteObject",
+    "RpcContext",
+    "RpcFuture",
+    "current_rpc_context",
+    "init_rpc",
+    "remote",
+    "remote_object",
+    "rpc_async",
+    "rpc_sync",
+)
 _TRAINING = (
     "Checkpointer",
     "DataParallel",
@@ -62,6 +84,9 @@ __all__ = [
     "NonMember",
     "ParameterServer",
     "ReduceOp",
+    "RemoteObject",
+    "RpcContext",
+    "RpcFuture",
     "ServerWorker",
     "ShardSampler",
     "SyncBatchNorm",
@@ -69,14 +94,22 @@ __all__ = [
     "Trainer",
     "Work",
     "current_context",
+    "current_rpc_context",
     "init_distributed",
+    "init_rpc",
     "partition",
+    "remote",
+    "remote_object",
+    "rpc_async",
+    "rpc_sync",
     "shard",
     *functions.__all__,
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RPC:
+        return getattr(rpc, name)
     if name not in _TRAINING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(training, name)

@@ -1,0 +1,179 @@
+"""Arguments and results as bytes, without pickle and with large arrays beside the rest instead of within it.
+
+A frame is two lengths (4 bytes each, little endian), a table of the arrays that lie beside, the value in msgpack, and
+the arrays' bytes, each at a multiple of 64. So an array is copied once, into the frame, and is read where it lies if
+that memory can be written. What msgpack lacks travels as `comm.objects` writes it. Whatever is wrong with a
+frame that comes is an `Unreadable`, or a NotSerializable where it holds a pickle and that is not allowed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from neuraxis.comm import objects
+from neuraxis.comm.objects import Shape, Unreadable
+from neuraxis.errors import NotSerializable
+
+__all__ = ["Values"]
+
+_LENGTHS = struct.Struct("<II")
+_ALIGNMENT = 64
+_BESIDE_BYTES = 1024  # arrays from this size on lie beside
+_BESIDE, _HANDLE = 101, 102  # extensions of msgpack, beyond those of comm.objects
+_INDEX = struct.Struct("<I")
+
+_NATIVE = frozenset({type(None), bool, float, str, bytes})
+
+
+class _Array(msgspec.Struct, array_like=True):
+    """An array beside the value: whether it is torch's, its element type, shape and bytes."""
+
+    is_tensor: bool
+    element: Any
+    shape: Shape
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+_TABLE = msgspec.msgpack.Decoder(list[_Array])
+
+
+class Values:
+    """Writes and reads frames for one context.
+
+    Args:
+        handle_type: the class of handles to remote objects.
+        export: a handle as plain data, for the party that the frame is written to.
+        adopt: the handle of such data.
+    """
+
+    def __init__(
+        self,
+        allow_pickle: bool,
+        handle_type: type,
+        export: Callable[[Any, Any], Any],
+        adopt: Callable[[Any], Any],
+    ) -> None:
+        self.allow_pickle = allow_pickle
+        self._handle_type = handle_type
+        self._export = export
+        self._adopt = adopt
+        self._plain_decoder = msgspec.msgpack.Decoder(ext_hook=lambda code, data: self._extension(code, data, ()))
+
+    # --- to write ---------------------------------------------------------------------------------------------
+
+    def encode(self, value: Any, to: Any) -> bytes:
+        """`value` as a frame for a party; NotSerializable where it cannot travel."""
+        arrays: list[Any] = []
+        try:
+            body = msgspec.msgpack.encode(self._lower(value, to, arrays))
+        except RecursionError as error:
+            raise NotSerializable("a value that is nested too deeply, or holds itself, cannot be sent") from error
+        except UnicodeEncodeError as error:
+            raise NotSerializable(f"text that is not valid Unicode cannot be sent: {error}") from error
+        if not arrays:
+            return _LENGTHS.pack(0, len(body)) + body
+        table = msgspec.msgpack.encode([entry for entry, _ in arrays])
+        parts: list[Any] = [_LENGTHS.pack(len(table), len(body)), table, body]
+        size = _LENGTHS.size + len(table) + len(body)
+        for _, content in arrays:
+            padding = -size % _ALIGNMENT
+            parts += (bytes(padding), content)
+            size += padding + len(content)
+        return b"".join(parts)
+
+    def _lower(self, value: Any, to: Any, arrays: list[Any]) -> Any:
+        """What msgspec is to encode; arrays that lie beside are added to `arrays`."""
+        kind = type(value)
+        if kind in _NATIVE or (kind is int and -(2**63) <= value < 2**64):
+            return value
+        if kind is list:
+            return [self._lower(item, to, arrays) for item in value]
+        if kind is dict:
+            if all(type(key) is str for key in value):
+                return {key: self._lower(item, to, arrays) for key, item in value.items()}
+            return self._within(objects.PAIRS, [[key, item] for key, item in value.items()], to, arrays)
+        if kind is tuple:
+            return self._within(objects.TUPLE, list(value), to, arrays)
+        if objects.is_plain_array(value) and value.nbytes >= _BESIDE_BYTES:
+            content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+            return _beside(_Array(False, objects.describe(value.dtype), value.shape, value.nbytes), content, arrays)
+        if objects.is_plain_tensor(value) and value.numel() * value.element_size() >= _BESIDE_BYTES:
+            content = objects.tensor_elements(value)
+            return _beside(_Array(True, objects.tensor_type(value), tuple(value.shape), len(content)), content, arrays)
+        if isinstance(value, self._handle_type):
+            return msgspec.msgpack.Ext(_HANDLE, msgspec.msgpack.encode(self._export(value, to)))
+        try:
+            return msgspec.Raw(objects.encode(value, self.allow_pickle))
+        except NotSerializable as error:
+            raise NotSerializable(
+                f"{str(error).partition('. ')[0]}. Send its fields (a dict, a list, an array, ...), keep the object "
+                "where it is and hold it with remote_object, or allow pickle on both sides with "
+                "RpcContext(allow_pickle=True): then whoever can call this process can run code in it"
+            ) from None
+
+    def _within(self, code: int, items: list[Any], to: Any, arrays: list[Any]) -> msgspec.msgpack.Ext:
+        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(self._lower(items, to, arrays)))
+
+    # --- to read ----------------------------------------------------------------------------------------------
+
+    def decode(self, frame: Any) -> Any:
+        """What `encode` was given. Arrays and tensors can be written."""
+        try:
+            view = memoryview(frame)
+            table_bytes, body_bytes = _LENGTHS.unpack_from(view)
+            start = _LENGTHS.size + table_bytes
+            if start + body_bytes > len(view):
+                raise Unreadable(f"a frame has {len(view)} bytes, and should have {start + body_bytes} at least")
+            body = view[start : start + body_bytes]
+            if not table_bytes:
+                return self._plain_decoder.decode(body)
+            arrays = _read_arrays(view, _TABLE.decode(view[_LENGTHS.size : start]), start + body_bytes)
+            return self._decoder(arrays).decode(body)
+        except (NotSerializable, Unreadable):
+            raise
+        except RecursionError as error:
+            raise Unreadable("a frame is nested too deeply") from error
+        except Exception as error:
+            raise Unreadable(f"a frame cannot be read: {error!s:.300}") from error
+
+    def _decoder(self, arrays: list[Any]) -> msgspec.msgpack.Decoder[Any]:
+        return msgspec.msgpack.Decoder(ext_hook=lambda code, data: self._extension(code, data, arrays))
+
+    def _extension(self, code: int, data: memoryview, arrays: Any) -> Any:
+        if code == _BESIDE:
+            return arrays[_INDEX.unpack(data)[0]]
+        if code == _HANDLE:
+            return self._adopt(msgspec.msgpack.decode(data))
+        if code == objects.PICKLE:
+            if not self.allow_pickle:
+                raise NotSerializable("a pickled object was received, and pickle is not allowed here")
+            return pickle.loads(data)
+        decoder = self._decoder(arrays) if arrays else self._plain_decoder
+        return objects.read_extension(code, data, decoder.decode, writable=True)
+
+
+def _beside(entry: _Array, content: Any, arrays: list[Any]) -> msgspec.msgpack.Ext:
+    arrays.append((entry, content))
+    return msgspec.msgpack.Ext(_BESIDE, _INDEX.pack(len(arrays) - 1))
+
+
+def _read_arrays(view: memoryview, table: list[_Array], start: int) -> list[Any]:
+    """The arrays that lie beside, from `start` on: views of the frame where that can be written, else copies."""
+    arrays = []
+    for entry in table:
+        start += -start % _ALIGNMENT
+        end = start + entry.nbytes
+        content = view[start:end]
+        if entry.is_tensor:
+            arrays.append(objects.tensor_of(entry.element, entry.shape, content))
+        else:
+            array = objects.array_of(entry.element, entry.shape, content)
+            arrays.append(array if array.flags.writeable and array.flags.aligned else array.copy())
+        start = end
+    return arrays
