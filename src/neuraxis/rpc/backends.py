@@ -41,13 +41,15 @@ def open_transport(backend: str, options: Options) -> Transport:
         from neuraxis.rpc.tensorpipe_transport import open_tensorpipe
 
         return open_tensorpipe(options.world, options.init_method, options.timeout, options.name)
-    from neuraxis.rpc.group_transport import open_group
+    from neuraxis.rpc.group_line import open_group
+    from neuraxis.rpc.message_transport import MessageTransport
 
-    return open_group(backend, options.world, options.init_method, options.timeout, options.name)
+    return MessageTransport(open_group(backend, options.world, options.init_method, options.timeout, options.name))
 
 
 def _open_zenoh(options: Options) -> Transport:
-    from neuraxis.rpc.zenoh_transport import ZenohTransport
+    from neuraxis.rpc.message_transport import MessageTransport
+    from neuraxis.rpc.zenoh_line import ZenohLine
 
     world = options.world
     mesh = options.mesh
@@ -58,7 +60,7 @@ def _open_zenoh(options: Options) -> Transport:
     if name is None:
         name = f"rank{world.rank}" if not world.is_open else _made_up_name()
     topology = options.topology or _topology(options.init_method)
-    return ZenohTransport(name, mesh or "default", topology, options.timeout, world.rank)
+    return MessageTransport(ZenohLine(name, mesh or "default", topology, world.rank))
 
 
 def _topology(init_method: str | None) -> Topology | None:

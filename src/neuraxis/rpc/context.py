@@ -7,7 +7,6 @@ Data flows one way: a call is written as bytes here (`values`), carried by a tra
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import threading
 import time
@@ -34,12 +33,14 @@ from neuraxis.rpc.future import RpcFuture
 from neuraxis.rpc.handles import RemoteObject
 from neuraxis.rpc.housekeeping import Housekeeping
 from neuraxis.rpc.kept import Kept
-from neuraxis.rpc.messages import Operation, read_reply
-from neuraxis.rpc.once import AtMostOnce
+from neuraxis.rpc.line import INBOX
+from neuraxis.rpc.messages import CONTROL_OPERATIONS, Kind, Operation, read_head, read_reply
+from neuraxis.rpc.numbers import Numbers
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.registry import Registry, everywhere
 from neuraxis.rpc.server import Server
-from neuraxis.rpc.transport import Party, Transport
+from neuraxis.rpc.threads import Threads
+from neuraxis.rpc.transport import Party, Request, Transport
 from neuraxis.rpc.values import Values
 from neuraxis.rpc.world import find_world
 
@@ -100,7 +101,8 @@ class RpcContext:
         self._options = Options(self._world, init_method, self.timeout, name, threads, mesh, topology)
         self._registry = Registry(everywhere)
         self._kept = Kept()
-        self._numbers = itertools.count(1)
+        self._numbers = Numbers()
+        self._threads = Threads("neuraxis rpc call")
         self._values = Values(allow_pickle, RemoteObject, self._export, self._adopt)
         self._transport: Transport | None = None
         self._done: set[Party] = set()  # ranks that have no more calls to make
@@ -122,14 +124,15 @@ class RpcContext:
         self._pid = os.getpid()
         self._transport = transport
         try:
-            self._pool = Pool(self.threads, transport.need_thread)
+            self._values.me = transport.me
+            self._largest = transport.largest
+            self._pool = Pool(self.threads, transport.place_given_back)
             self._server = Server(
-                transport.me, self._registry, self._values, self._kept, self._pool, AtMostOnce(transport.repeats),
-                transport.largest, self._handle_for, self._done.add,
-            )  # fmt: skip
+                transport.me, self._registry, self._values, self._kept, transport.largest, self._handle_for, self._done.add
+            )
             self._housekeeping = Housekeeping(self._kept, transport.is_gone)
             open_contexts.append(self)
-            transport.serve(self._server.answer, self._server.control, self.threads)
+            transport.serve(self._server, self._pool, self.threads)
             if not self._world.is_open:
                 self._meet(transport)
         except BaseException:
@@ -159,7 +162,8 @@ class RpcContext:
             if not self._world.is_open and graceful is not False:
                 self._wait_until_all_are_done(self._transport)
             if hasattr(self, "_housekeeping"):
-                self._pool.close(_END_S)
+                self._transport.refuse()
+                self._pool.wait_until_empty(_END_S)
                 self._housekeeping.close(_END_S)
         finally:
             self._ended.set()
@@ -307,13 +311,25 @@ class RpcContext:
         timeout: float | None,
     ) -> Any:
         transport = self._check()
-        frame = self._write(transport, to, operation, next(self._numbers), name, args, kwargs)
-        with self._pool.waiting():
+        with self._numbers.one() as (number, settled):
+            request = self._request(to, number, settled, operation, name, args, kwargs, _limit(timeout, self.timeout))
             if to == transport.me:
-                reply = self._server.answer(frame)
+                reply = self._answer_here(request)
             else:
-                reply = transport.call(to, frame, _limit(timeout, self.timeout))
+                with self._pool.waiting():
+                    reply = transport.call(request)
         return self._read(reply, to)
+
+    def _answer_here(self, request: Request) -> bytes:
+        """Call a function of this process: as any other, by bytes, and with a place in the pool."""
+        frame = request.write(INBOX)
+        with self._pool.waiting():
+            self._pool.enter()
+            try:
+                answer = self._server.control if request.is_control else self._server.answer
+                return answer(frame, read_head(frame))
+            finally:
+                self._pool.leave()
 
     def _start(
         self,
@@ -325,13 +341,13 @@ class RpcContext:
         timeout: float | None,
     ) -> RpcFuture:
         transport = self._check()
-        number = next(self._numbers)
-        frame = self._write(transport, to, operation, number, name, args, kwargs)
+        number, settled = self._numbers.take()
         future = self._future(to.name, name, lambda: self._cancel(to, number))
         future.sent = args, kwargs  # handles among them are held until the call is over
 
         def done(reply: Any, error: BaseException | None) -> None:
             result = None
+            self._numbers.settle(number)
             if error is None and not future.cancelled():
                 try:
                     result = self._read(reply, to)
@@ -340,13 +356,15 @@ class RpcContext:
             future.sent = None
             future.finish(result, error)
 
-        if to == transport.me:
-            thread = threading.Thread(
-                target=lambda: done(self._server.answer(frame), None), name="neuraxis rpc call", daemon=True
-            )
-            thread.start()
-        else:
-            transport.start(to, frame, _limit(timeout, self.timeout), done)
+        try:
+            request = self._request(to, number, settled, operation, name, args, kwargs, _limit(timeout, self.timeout))
+            if to == transport.me:
+                self._threads.run(lambda: done(self._answer_here(request), None))
+            else:
+                transport.start(request, done)
+        except BaseException:
+            self._numbers.settle(number)
+            raise
         return future
 
     def _future(self, callee: str, name: str, on_cancel: Callable[[], None] = lambda: None) -> RpcFuture:
@@ -355,30 +373,37 @@ class RpcContext:
     def _cancel(self, to: Party, number: int) -> None:
         self._housekeeping.do(lambda: self._control(to, Operation.CANCEL, [number]))
 
-    def _write(
+    def _request(
         self,
-        transport: Transport,
         to: Party,
-        operation: Operation,
         number: int,
+        settled: int,
+        operation: Operation,
         name: str,
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
-    ) -> bytes:
+        timeout: float,
+    ) -> Request:
         if not isinstance(name, str):
             raise InvalidArgument(f"name={name!r}: the name of a registered function is expected")
-        request = [number, *transport.me, to.life, int(operation), name, list(args), kwargs or {}]
-        frame = self._values.encode(request, to)
-        if len(frame) > transport.largest:
-            raise InvalidArgument(
-                f"{name!r}: the arguments have {len(frame):,} bytes; a message has {transport.largest:,} at most "
-                f"over {self.backend}"
-            )
-        return frame
+        is_control = operation in CONTROL_OPERATIONS
+        kind = Kind.CONTROL if is_control else Kind.CALL
+        value = [int(operation), name, list(args), kwargs or {}]
+
+        def write(lane: int) -> bytes:
+            frame = self._values.encode(kind, lane, number, settled, value, to)
+            if len(frame) > self._largest:
+                raise InvalidArgument(
+                    f"{name!r}: the arguments have {len(frame):,} bytes; over {self.backend} a message has "
+                    f"{self._largest:,} at most"
+                )
+            return frame
+
+        return Request(to, number, is_control, write, timeout)
 
     def _read(self, reply: Any, sender: Party) -> Any:
         try:
-            succeeded, result = read_reply(self._values.decode(reply))
+            succeeded, result = read_reply(self._values.decode(reply, read_head(reply)))
         except Unreadable as error:
             raise CalleeDied(f"the answer of {sender.name!r} cannot be read: {error}", sender.name) from error
         except TypeError as error:
@@ -388,10 +413,7 @@ class RpcContext:
         raise from_data(result, sender.name)
 
     def _control(self, to: Party, operation: Operation, args: list[Any]) -> None:
-        transport = self._check()
-        frame = self._values.encode([next(self._numbers), *transport.me, to.life, int(operation), "", args, {}], to)
-        reply = self._server.control(frame) if to == transport.me else transport.control(to, frame, _CONTROL_S)
-        self._read(reply, to)
+        self._call(to, operation, "", args, None, _CONTROL_S)
 
     # --- handles ----------------------------------------------------------------------------------------------
 

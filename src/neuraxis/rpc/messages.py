@@ -1,17 +1,30 @@
-"""What callers and callees say to each other, as plain values that `values` turns into bytes.
+"""What callers and callees say to each other: a head of fixed form, by which a message finds its way, and a value.
 
-A request is a list, because the shortest way to bytes is wanted here; it is checked field by field when it is read.
+A frame is the head, the sender's name, a table of the arrays that lie beside, the value in msgpack, and the arrays' bytes
+(see `values`).
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 from typing import Any, NamedTuple
 
 from neuraxis.comm.objects import Unreadable
 from neuraxis.rpc.transport import Party
 
-__all__ = ["Operation", "Request", "read_reply", "read_request"]
+__all__ = ["CONTROL_OPERATIONS", "Head", "Kind", "Operation", "pack_head", "read_head", "read_reply", "read_request"]
+
+_HEAD = struct.Struct("<BxHIIIQQQQ")
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    CALL = 1  # runs a function, which may take its time
+    CONTROL = 2  # is done at once
+    REPLY = 3
+    BYE = 4  # the sender leaves, and says no more
 
 
 class Operation(enum.IntEnum):
@@ -26,32 +39,60 @@ class Operation(enum.IntEnum):
     DONE = 7  # this rank has no more calls to make
 
 
-class Request(NamedTuple):
-    """One request.
+CONTROL_OPERATIONS = frozenset({Operation.HOLD, Operation.RELEASE, Operation.CANCEL, Operation.DONE})
+
+
+class Head(NamedTuple):
+    """The head of a message.
 
     Attributes:
-        number: of this caller's requests; none has two.
-        life: which process of the callee's name is meant: a later one must not run it.
-        name: of the function, factory or method; "" where there is none.
+        lane: where the reply is waited for: a number of the caller's.
+        number: of the request, and of its reply; a caller gives each number once, in rising order.
+        settled: the caller waits for no reply to a request of a lower number any more.
+        life: which process of the receiver's name is meant: a later one must not run it.
+        sender: who says it.
+        table, body, end: where in the frame the table begins, the value, and what lies beside.
     """
 
+    kind: int
+    lane: int
     number: int
-    caller: Party
+    settled: int
     life: int
-    operation: int
-    name: str
-    args: list[Any]
-    kwargs: dict[str, Any]
+    sender: Party
+    table: int
+    body: int
+    end: int
 
 
-_TYPES = [int, str, int, int, int, str, list, dict]
+def pack_head(
+    kind: int, lane: int, number: int, settled: int, life: int, sender: Party, table_bytes: int, body_bytes: int
+) -> bytes:
+    name = sender.name.encode()
+    return _HEAD.pack(kind, len(name), lane, table_bytes, body_bytes, number, settled, life, sender.life) + name
 
 
-def read_request(value: Any) -> Request:
-    """A request, from what came; Unreadable if it is none."""
-    if value.__class__ is list and [item.__class__ for item in value] == _TYPES:
-        number, caller, caller_life, *rest = value
-        return Request(number, Party(caller, caller_life), *rest)
+def read_head(frame: Any) -> Head:
+    """The head of a frame; Unreadable if it has none."""
+    try:
+        kind, name_bytes, lane, table_bytes, body_bytes, number, settled, life, sender_life = _HEAD.unpack_from(frame)
+        table = _HEAD.size + name_bytes
+        sender = Party(bytes(frame[_HEAD.size : table]).decode(), sender_life)
+    except (struct.error, UnicodeDecodeError, TypeError) as error:
+        raise Unreadable(f"what came is not a message: {error}") from None
+    body = table + table_bytes
+    if body + body_bytes > len(frame):
+        raise Unreadable(f"a frame has {len(frame)} bytes, and should have {body + body_bytes} at least")
+    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes)
+
+
+_REQUEST = [int, str, list, dict]
+
+
+def read_request(value: Any) -> tuple[int, str, list[Any], dict[str, Any]]:
+    """Operation, name, arguments and named arguments; Unreadable if it is no request."""
+    if value.__class__ is list and [item.__class__ for item in value] == _REQUEST:
+        return value[0], value[1], value[2], value[3]
     raise Unreadable("what came is not a request: is another version of neuraxis at work?")
 
 

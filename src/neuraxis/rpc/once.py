@@ -1,14 +1,14 @@
 """At most once: which requests have begun, and what was answered to those that may be asked again.
 
-A transport whose links break may bring a request twice. The second time it gets the answer of the first, is kept
-waiting while that is being made, or is told that it is no longer there; it never runs again.
+A transport whose links break may bring a request twice. The second time it gets the answer of the first, and is kept
+waiting while that is being made; it never runs again. A caller says with every request which of its calls are settled:
+of those nothing need be known.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 from neuraxis.errors import CalleeDied
 from neuraxis.rpc.transport import Party
@@ -16,74 +16,60 @@ from neuraxis.rpc.transport import Party
 __all__ = ["AtMostOnce"]
 
 _MOST_CALLERS = 1000  # whose requests are followed
-_MOST_NUMBERS = 20_000  # of one caller, that are known one by one
-_ANSWERS = 10_000  # that are remembered,
-_ANSWER_BYTES = 64 * 2**20  # as long as they have no more bytes than these,
-_ANSWER_S = 60.0  # and for so long: whoever asks again does so soon
-_LONGEST_S = 1e6  # the longest deadline that a call can have
+_MOST_BYTES = 64 * 2**20  # of answers that are kept
 
 
 class _Caller:
-    """The numbers of a caller rise. All up to `floor` count as begun; above it, those in `begun`."""
+    """The requests of a caller from number `settled` on: None while one is run, b"" where the answer was dropped."""
 
     def __init__(self) -> None:
-        self.begun: OrderedDict[int, None] = OrderedDict()
-        self.floor = 0
+        self.settled = 0
+        self.answers: dict[int, bytes | None] = {}
 
 
 class AtMostOnce:
-    """`remembers` is whether answers are kept for who asks again."""
+    """What has begun, for one callee."""
 
-    def __init__(self, remembers: bool) -> None:
-        self._remembers = remembers
+    def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._callers: OrderedDict[Party, _Caller] = OrderedDict()
-        self._answers: OrderedDict[tuple[Party, int], bytes] = OrderedDict()
-        self._answered_at: deque[float] = deque()
-        self._answer_bytes = 0
-        self._under_way: set[tuple[Party, int]] = set()
+        self._bytes = 0
 
-    def begin(self, caller: Party, number: int) -> bytes | None:
-        """None if the request is to be run now; else the answer that it had. CalleeDied if that is lost."""
+    def begin(self, caller: Party, number: int, settled: int) -> bytes | None:
+        """None if the request is to be run now; else the answer that it had. CalleeDied if that is not there."""
         with self._changed:
-            known = self._caller(caller)
-            if number > known.floor and number not in known.begun:
-                known.begun[number] = None
-                if len(known.begun) > _MOST_NUMBERS:
-                    known.floor = max(known.floor, known.begun.popitem(last=False)[0])
-                self._under_way.add((caller, number))
+            known = self._callers.get(caller)
+            if known is None:
+                known = self._callers[caller] = _Caller()
+                if len(self._callers) > _MOST_CALLERS:
+                    self._forget(self._callers.popitem(last=False)[1])
+            if settled > known.settled:
+                self._settle(known, settled)
+            if number >= known.settled and number not in known.answers:
+                known.answers[number] = None
                 return None
-            self._changed.wait_for(lambda: (caller, number) not in self._under_way, _LONGEST_S)
-            answer = self._answers.get((caller, number))
-        if answer is None:
+            while known.answers.get(number, b"") is None:
+                self._changed.wait()
+            answer = known.answers.get(number)
+        if not answer:
             raise CalleeDied("the call has run, and its result is no longer there")
         return answer
 
     def end(self, caller: Party, number: int, answer: bytes) -> None:
         """What was answered to a request that was begun."""
         with self._changed:
-            self._under_way.discard((caller, number))
-            if self._remembers:
-                self._remember((caller, number), answer)
+            known = self._callers.get(caller)
+            if known is not None and number in known.answers:
+                if self._bytes + len(answer) > _MOST_BYTES:
+                    answer = b""
+                known.answers[number] = answer
+                self._bytes += len(answer)
                 self._changed.notify_all()
 
-    def _remember(self, identity: tuple[Party, int], answer: bytes) -> None:
-        now = time.monotonic()
-        self._answers[identity] = answer
-        self._answered_at.append(now)
-        self._answer_bytes += len(answer)
-        while (
-            len(self._answers) > _ANSWERS
-            or self._answer_bytes > _ANSWER_BYTES
-            or self._answered_at[0] < now - _ANSWER_S
-        ):
-            self._answered_at.popleft()
-            self._answer_bytes -= len(self._answers.popitem(last=False)[1])
+    def _settle(self, known: _Caller, settled: int) -> None:
+        known.settled = settled
+        for number in [number for number in known.answers if number < settled]:
+            self._bytes -= len(known.answers.pop(number) or b"")
 
-    def _caller(self, caller: Party) -> _Caller:
-        known = self._callers.get(caller)
-        if known is None:
-            known = self._callers[caller] = _Caller()
-            if len(self._callers) > _MOST_CALLERS:
-                self._callers.popitem(last=False)
-        return known
+    def _forget(self, known: _Caller) -> None:
+        self._bytes -= sum(len(answer or b"") for answer in known.answers.values())

@@ -11,33 +11,37 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from neuraxis.errors import CallRefused
-
 __all__ = ["Pool"]
 
 
 class Pool:
-    """`places` for functions that run.
+    """`places` for functions that run. `given_back` is told when one of them begins to wait, with whether more of them
+    wait than ever before: a thread that is added then stays, for later."""
 
-    `need_thread` is called when more of them wait than ever before: threads that were added then stay, for later.
-    """
-
-    def __init__(self, places: int, need_thread: Callable[[], None]) -> None:
+    def __init__(self, places: int, given_back: Callable[[bool], None]) -> None:
         self._free = places
         self._waiting = 0
         self._most_waiting = 0
-        self._need_thread = need_thread
-        self._changed = threading.Condition()
+        self._given_back = given_back
+        self._changed = threading.Condition(threading.Lock())
         self._mine = threading.local()
-        self._closed = False
         self._inside = 0  # functions that have begun and not ended, waiting ones included
 
-    def enter(self) -> None:
-        """Wait for a place; CallRefused if there will be none."""
+    def try_enter(self) -> bool:
+        """Take a place, if there is one."""
         with self._changed:
-            self._take(refuse=True)
+            if self._free <= 0:
+                return False
+            self._free -= 1
             self._inside += 1
         self._mine.depth = getattr(self._mine, "depth", 0) + 1
+        return True
+
+    def enter(self) -> None:
+        """Wait for a place."""
+        while not self.try_enter():
+            with self._changed:
+                self._changed.wait_for(lambda: self._free > 0)
 
     def leave(self) -> None:
         self._mine.depth -= 1
@@ -55,32 +59,21 @@ class Pool:
         with self._changed:
             self._free += 1
             self._waiting += 1
-            short = self._waiting > self._most_waiting
+            more = self._waiting > self._most_waiting
             self._most_waiting = max(self._waiting, self._most_waiting)
             self._changed.notify_all()
         try:
-            if short:
-                self._need_thread()
+            self._given_back(more)
             yield
         finally:
             with self._changed:
                 self._waiting -= 1
-                self._take(refuse=False)
+                self._changed.wait_for(lambda: self._free > 0)
+                self._free -= 1
 
-    def close(self, patience_s: float) -> bool:
-        """Begin nothing more, and wait for what runs; whether all has ended. One that runs here is not waited for."""
+    def wait_until_empty(self, patience_s: float) -> bool:
+        """Wait for functions that run; whether all have ended. One that runs in this thread is not waited for."""
         own = 1 if getattr(self._mine, "depth", 0) else 0
         deadline = time.monotonic() + patience_s
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            while self._inside > own and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return self._inside <= own
-
-    def _take(self, refuse: bool) -> None:
-        while self._free <= 0 and not (refuse and self._closed):
-            self._changed.wait()
-        if refuse and self._closed:
-            raise CallRefused("the callee is shutting down")
-        self._free -= 1
+            return self._changed.wait_for(lambda: self._inside <= own, max(0.0, deadline - time.monotonic()))

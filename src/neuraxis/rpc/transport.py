@@ -7,9 +7,13 @@ there, died, or was too slow is, because only it can know.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-__all__ = ["Answer", "Done", "Party", "Transport"]
+if TYPE_CHECKING:
+    from neuraxis.rpc.pool import Pool
+    from neuraxis.rpc.server import Server
+
+__all__ = ["Done", "Party", "Request", "Transport"]
 
 
 class Party(NamedTuple):
@@ -19,8 +23,21 @@ class Party(NamedTuple):
     life: int
 
 
-Answer = Callable[[Any], bytes]
-"""Called with what was asked: gives back the reply, and raises nothing."""
+class Request(NamedTuple):
+    """A request that is to be sent.
+
+    Attributes:
+        is_control: whether it is done at once, by whoever reads it there.
+        write: the bytes of the request, for the lane in which the reply is waited for.
+        timeout: seconds until nobody waits for the reply any more.
+    """
+
+    to: Party
+    number: int
+    is_control: bool
+    write: Callable[[int], bytes]
+    timeout: float
+
 
 Done = Callable[[Any, BaseException | None], None]
 """Told, once, what came back, or why nothing did."""
@@ -29,31 +46,27 @@ Done = Callable[[Any, BaseException | None], None]
 class Transport(Protocol):
     """One party's end.
 
-    Errors of `call` and `control`, and those that `start` tells: CalleeDied (it may or may not have run), CallTimeout,
-    CallRefused, CallCancelled (this end was closed).
+    Errors of `call`, and those that `start` tells: CalleeDied (it may or may not have run), CallTimeout, CallCancelled
+    (this end was closed).
     """
 
     me: Party
     largest: int  # bytes that a message can have
-    repeats: bool  # whether it may bring a request twice
 
-    def serve(self, answer: Answer, control: Answer, threads: int) -> None:
-        """Begin to answer, with `threads` at least; `control` never waits for anybody, and is not kept waiting."""
+    def serve(self, server: Server, pool: Pool, threads: int) -> None:
+        """Begin to answer: `threads` calls at a time have places in the pool."""
 
-    def need_thread(self) -> None:
-        """A thread that answers is about to wait for another call: see that there is one in its place."""
+    def place_given_back(self, more: bool) -> None:
+        """A function that was called waits for another call, and its place is free; `more` wait than ever before."""
 
     def find(self, dst: int | str) -> Party:
         """Who a rank or a name is; CalleeGone where nobody of that name is here."""
 
-    def call(self, to: Party, frame: bytes, timeout: float) -> Any:
-        """Send a call and wait for its reply, which is bytes or an array of bytes that nobody else uses."""
+    def call(self, request: Request) -> Any:
+        """Send a request and wait for the reply: bytes that nobody else uses."""
 
-    def start(self, to: Party, frame: bytes, timeout: float, done: Done) -> None:
-        """Send a call and return; `done` is called from a thread of the transport."""
-
-    def control(self, to: Party, frame: bytes, timeout: float) -> Any:
-        """As `call`, for what is answered by `control`."""
+    def start(self, request: Request, done: Done) -> None:
+        """Send a request and return; `done` is called from a thread of the transport."""
 
     def is_gone(self, party: Party) -> bool:
         """Whether a party is dead or has left for good, as far as can be known."""
@@ -63,6 +76,9 @@ class Transport(Protocol):
 
     def names(self) -> list[str]:
         """Who is here, this party included."""
+
+    def refuse(self) -> None:
+        """Begin nothing more: whatever is called from now on is refused."""
 
     def close(self) -> None:
         """Answer nothing more, end what is under way, and leave."""

@@ -1,9 +1,9 @@
 """Arguments and results as bytes, without pickle and with large arrays beside the rest instead of within it.
 
-A frame is two lengths (4 bytes each, little endian), a table of the arrays that lie beside, the value in msgpack, and
-the arrays' bytes, each at a multiple of 64. So an array is copied once, into the frame, and is read where it lies if
-that memory can be written. What msgpack lacks travels as `comm.objects` writes it. Whatever is wrong with a
-frame that comes is an `Unreadable`, or a NotSerializable where it holds a pickle and that is not allowed.
+After the head (see `messages`) a frame has a table of the arrays that lie beside, the value in msgpack, and the arrays'
+bytes, each at a multiple of 64. So an array is copied once, into the frame, and is read where it lies. What msgpack
+lacks travels as `comm.objects` writes it. Whatever is wrong with a frame that comes is an `Unreadable`, or a
+NotSerializable where it holds a pickle and that is not allowed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import numpy as np
 from neuraxis.comm import objects
 from neuraxis.comm.objects import Shape, Unreadable
 from neuraxis.errors import NotSerializable
+from neuraxis.rpc.messages import Head, pack_head
+from neuraxis.rpc.transport import Party
 
 __all__ = ["Values"]
 
-_LENGTHS = struct.Struct("<II")
 _ALIGNMENT = 64
 _BESIDE_BYTES = 1024  # arrays from this size on lie beside
 _BESIDE, _HANDLE = 101, 102  # extensions of msgpack, beyond those of comm.objects
@@ -56,9 +57,10 @@ class Values:
         self,
         allow_pickle: bool,
         handle_type: type,
-        export: Callable[[Any, Any], Any],
+        export: Callable[[Any, Party], Any],
         adopt: Callable[[Any], Any],
     ) -> None:
+        self.me = Party("", 0)  # set when it is known
         self.allow_pickle = allow_pickle
         self._handle_type = handle_type
         self._export = export
@@ -67,8 +69,8 @@ class Values:
 
     # --- to write ---------------------------------------------------------------------------------------------
 
-    def encode(self, value: Any, to: Any) -> bytes:
-        """`value` as a frame for a party; NotSerializable where it cannot travel."""
+    def encode(self, kind: int, lane: int, number: int, settled: int, value: Any, to: Party) -> bytes:
+        """A frame for a party; NotSerializable where the value cannot travel. The rest is explained at `Head`."""
         arrays: list[Any] = []
         try:
             body = msgspec.msgpack.encode(self._lower(value, to, arrays))
@@ -77,17 +79,18 @@ class Values:
         except UnicodeEncodeError as error:
             raise NotSerializable(f"text that is not valid Unicode cannot be sent: {error}") from error
         if not arrays:
-            return _LENGTHS.pack(0, len(body)) + body
+            return pack_head(kind, lane, number, settled, to.life, self.me, 0, len(body)) + body
         table = msgspec.msgpack.encode([entry for entry, _ in arrays])
-        parts: list[Any] = [_LENGTHS.pack(len(table), len(body)), table, body]
-        size = _LENGTHS.size + len(table) + len(body)
+        head = pack_head(kind, lane, number, settled, to.life, self.me, len(table), len(body))
+        parts: list[Any] = [head, table, body]
+        size = len(head) + len(table) + len(body)
         for _, content in arrays:
             padding = -size % _ALIGNMENT
             parts += (bytes(padding), content)
             size += padding + len(content)
         return b"".join(parts)
 
-    def _lower(self, value: Any, to: Any, arrays: list[Any]) -> Any:
+    def _lower(self, value: Any, to: Party, arrays: list[Any]) -> Any:
         """What msgspec is to encode; arrays that lie beside are added to `arrays`."""
         kind = type(value)
         if kind in _NATIVE or (kind is int and -(2**63) <= value < 2**64):
@@ -117,24 +120,19 @@ class Values:
                 "RpcContext(allow_pickle=True): then whoever can call this process can run code in it"
             ) from None
 
-    def _within(self, code: int, items: list[Any], to: Any, arrays: list[Any]) -> msgspec.msgpack.Ext:
+    def _within(self, code: int, items: list[Any], to: Party, arrays: list[Any]) -> msgspec.msgpack.Ext:
         return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(self._lower(items, to, arrays)))
 
     # --- to read ----------------------------------------------------------------------------------------------
 
-    def decode(self, frame: Any) -> Any:
-        """What `encode` was given. Arrays and tensors can be written."""
+    def decode(self, frame: Any, head: Head) -> Any:
+        """The value of a frame that nobody else uses. Arrays and tensors can be written."""
         try:
             view = memoryview(frame)
-            table_bytes, body_bytes = _LENGTHS.unpack_from(view)
-            start = _LENGTHS.size + table_bytes
-            if start + body_bytes > len(view):
-                raise Unreadable(f"a frame has {len(view)} bytes, and should have {start + body_bytes} at least")
-            body = view[start : start + body_bytes]
-            if not table_bytes:
-                return self._plain_decoder.decode(body)
-            arrays = _read_arrays(view, _TABLE.decode(view[_LENGTHS.size : start]), start + body_bytes)
-            return self._decoder(arrays).decode(body)
+            if head.table == head.body:
+                return self._plain_decoder.decode(view[head.body : head.end])
+            arrays = _read_arrays(frame, _TABLE.decode(view[head.table : head.body]), head.end)
+            return self._decoder(arrays).decode(view[head.body : head.end])
         except (NotSerializable, Unreadable):
             raise
         except RecursionError as error:
@@ -163,8 +161,9 @@ def _beside(entry: _Array, content: Any, arrays: list[Any]) -> msgspec.msgpack.E
     return msgspec.msgpack.Ext(_BESIDE, _INDEX.pack(len(arrays) - 1))
 
 
-def _read_arrays(view: memoryview, table: list[_Array], start: int) -> list[Any]:
-    """The arrays that lie beside, from `start` on: views of the frame where that can be written, else copies."""
+def _read_arrays(frame: Any, table: list[_Array], start: int) -> list[Any]:
+    """The arrays that lie beside, from `start` on: views of the frame."""
+    view = _writable(frame)
     arrays = []
     for entry in table:
         start += -start % _ALIGNMENT
@@ -174,6 +173,24 @@ def _read_arrays(view: memoryview, table: list[_Array], start: int) -> list[Any]
             arrays.append(objects.tensor_of(entry.element, entry.shape, content))
         else:
             array = objects.array_of(entry.element, entry.shape, content)
-            arrays.append(array if array.flags.writeable and array.flags.aligned else array.copy())
+            arrays.append(array if array.flags.aligned else array.copy())
         start = end
     return arrays
+
+
+class _Memory:
+    """The memory of bytes, as an array that can be written.
+
+    Bytes are not to be changed because others may have them, too; nobody has those that were made for a frame. To copy
+    them instead would take a good part of the time of a call with a large array.
+    """
+
+    def __init__(self, owner: bytes) -> None:
+        self._owner = owner  # lives as long as a view of it
+        address = id(owner) + bytes.__basicsize__ - 1
+        self.__array_interface__ = {"data": (address, False), "shape": (len(owner),), "typestr": "|u1", "version": 3}
+
+
+def _writable(frame: Any) -> memoryview:
+    """The memory of a frame that nobody else uses, to be written."""
+    return memoryview(np.asarray(_Memory(frame)) if frame.__class__ is bytes else frame)
