@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from itertools import count
 
+from neuraxis.comm.torch_backend import require_torch
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh import Topology
 from neuraxis.rpc.transport import Transport
@@ -38,6 +39,7 @@ def open_transport(backend: str, options: Options) -> Transport:
     if backend == "zenoh":
         return _open_zenoh(options)
     if backend == "tensorpipe":
+        require_torch(backend)
         from neuraxis.rpc.tensorpipe_transport import open_tensorpipe
 
         return open_tensorpipe(options.world, options.init_method, options.timeout, options.name)

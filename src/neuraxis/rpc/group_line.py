@@ -166,7 +166,10 @@ class GroupLine:
 
     def receive(self) -> Any:
         if not self._hears_anybody:
-            return self._heard.get()
+            frame = self._heard.get()
+            if frame is None:
+                self._heard.put(None)  # for the next one
+            return frame
         while not self._stopped.is_set():
             try:
                 rank = self._group.recv(self._inbox_first, tag=INBOX)
@@ -236,8 +239,7 @@ class GroupLine:
         deadline = time.monotonic() + _FAREWELL_S
         for ear in self._ears:
             ear.join(max(0.0, deadline - time.monotonic()))
-        for _ in range(1000):
-            self._heard.put(None)
+        self._heard.put(None)
 
     def close(self) -> None:
         self._watch.close()
