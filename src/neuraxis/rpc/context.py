@@ -112,7 +112,9 @@ class RpcContext:
     def __repr__(self) -> str:
         if self._transport is None:
             return f"<RpcContext, backend {self.backend!r}, not initialized>"
-        return f"<RpcContext {self.name!r}, backend {self.backend!r}{', shut down' * self._ended.is_set()}>"
+        return (
+            f"<RpcContext {self._transport.me.name!r}, backend {self.backend!r}{', shut down' * self._ended.is_set()}>"
+        )
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,13 @@ class RpcContext:
             self._largest = transport.largest
             self._pool = Pool(self.threads, transport.place_given_back)
             self._server = Server(
-                transport.me, self._registry, self._values, self._kept, transport.largest, self._handle_for, self._done.add
+                transport.me,
+                self._registry,
+                self._values,
+                self._kept,
+                transport.largest,
+                self._handle_for,
+                self._done.add,
             )
             self._housekeeping = Housekeeping(self._kept, transport.is_gone)
             open_contexts.append(self)

@@ -1,8 +1,8 @@
 """Messages between the ranks of a communicator: over shared memory, gloo or MPI.
 
-A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length of
-what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of a
-larger one follows.
+A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length
+of what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of
+a larger one follows.
 
 Shared memory and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a
 thread of its own, until it says that it leaves.
@@ -75,7 +75,11 @@ class GroupLine:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
         here = host_identity()
         self._watch = ProcessWatch(
-            {r: ProcessIdentity(one[2], one[3]) for r, one in enumerate(everybody) if one[1] == here and r != group.rank}
+            {
+                r: ProcessIdentity(one[2], one[3])
+                for r, one in enumerate(everybody)
+                if one[1] == here and r != group.rank
+            }
         )
         self._left: set[int] = set()  # ranks that have said good-bye, or are known to be lost
         self._senders = [threading.Lock() for _ in everybody]
@@ -118,6 +122,9 @@ class GroupLine:
     def _is_lost(self, rank: int) -> bool:
         return rank in self._left or rank in self._watch.ended()
 
+    def left(self, party: Party) -> None:
+        self._left.add(self._ranks.get(party.name, -1))
+
     def mark(self, to: Party) -> int:
         return 0
 
@@ -141,7 +148,7 @@ class GroupLine:
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name)
         try:
             first = self._firsts[rank]
-            _LENGTH.pack_into(first, 0, len(frame))
+            _LENGTH.pack_into(first.data, 0, len(frame))
             inline = min(len(frame), _INLINE)
             first.data[_LENGTH.size : _LENGTH.size + inline] = frame[:inline]
             self._group.send(first, group_dst=rank, tag=lane, timeout=timeout)
@@ -206,7 +213,7 @@ class GroupLine:
 
     def _rest(self, first: np.ndarray, rank: int, lane: int, timeout: float) -> np.ndarray:
         """The message that a first piece begins."""
-        (length,) = _LENGTH.unpack_from(first)
+        (length,) = _LENGTH.unpack_from(first.data)
         inline = min(length, _INLINE)
         frame = np.empty(length, np.uint8)
         frame[:inline] = first[_LENGTH.size : _LENGTH.size + inline]
@@ -277,9 +284,7 @@ def open_group(backend: str, world: World, init_method: str | None, timeout: flo
     try:
         context, owned = current_context(), None
     except NotInitialized:
-        context = owned = DistributedContext(
-            backend, init_method, world.size, world.rank, timeout=timeout
-        ).initialize()
+        context = owned = DistributedContext(backend, init_method, world.size, world.rank, timeout=timeout).initialize()
     if context.backend != backend and context.world_size > 1:
         raise InvalidArgument(
             f"backend={backend!r}: the distributed context of this process has {context.backend!r}; take that, or make "

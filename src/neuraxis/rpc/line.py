@@ -63,6 +63,9 @@ class Line(Protocol):
     def wait_for(self, names: Iterable[int | str], timeout: float) -> list[int | str]:
         """See `Transport`."""
 
+    def left(self, party: Party) -> None:
+        """A party has said that it leaves."""
+
     def open(self) -> None:
         """Be seen by others: this party reads its inbox."""
 

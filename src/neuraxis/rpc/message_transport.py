@@ -1,14 +1,13 @@
 """Calls as messages over a line: a request to the callee's inbox, a reply to the lane in which it is waited for.
 
 Threads that serve take turns at the inbox: the one that got a call runs it, and another reads meanwhile only if that
-takes long (`mesh.turns`). There is one thread more than there are places in the pool, so somebody always reads; what has
-no place waits in a queue, and is refused when that is full.
+takes long (`mesh.turns`). There is one thread more than there are places in the pool, so somebody always reads; what
+has no place waits in a queue, and is refused when that is full.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ __all__ = ["MessageTransport"]
 _log = logging.getLogger("neuraxis.rpc")
 _MOST_WAITING = 1000  # calls that have no place yet
 _REPLY_S = 30.0  # for sending a reply
-_CLOSE_S = 2.0
+_CLOSE_S = 0.5  # for threads; functions that run have been waited for
 
 
 class MessageTransport:
@@ -88,6 +87,8 @@ class MessageTransport:
             self._pending.complete(head.number, frame)
         elif head.kind == Kind.CONTROL:
             self._reply(head, self._server.control(frame, head))
+        elif head.kind == Kind.BYE:
+            self._line.left(head.sender)
         elif head.kind != Kind.CALL:
             raise Unreadable(f"what came is of kind {head.kind}, which is not known here")
         elif self._refuses:

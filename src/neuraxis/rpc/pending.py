@@ -14,7 +14,7 @@ from neuraxis.rpc.transport import Done, Request
 __all__ = ["Pending"]
 
 _LOOK_S = 0.05  # how often deadlines and callees are looked at
-_LINGER_S = 1.0  # how long the thread stays that does, when there is nothing to look at
+_LINGER_S = 0.2  # how long the thread stays that does, when there is nothing to look at
 
 
 @dataclass

@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -40,7 +41,7 @@ __all__ = ["TensorPipeTransport", "open_tensorpipe"]
 _MOST_WAITING = 1000
 _DEATH_S = 1.0  # a dying process closes its connections a moment before it counts as dead
 _FAREWELL_S = 2.0
-_CLOSE_S = 2.0
+_CLOSE_S = 0.5
 _LIFE = 1  # ranks do not come back
 
 
@@ -209,7 +210,7 @@ class TensorPipeTransport:
         _current = None
 
 
-@rpc.functions.async_execution
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _serve_here(payload: Any) -> Any:
     """What torch calls in the callee's process."""
     answer: Any = torch.futures.Future()
@@ -234,7 +235,10 @@ def open_tensorpipe(world: World, init_method: str | None, timeout: float, name:
     launch = replace(launch, rank=rank, world_size=size, local_world_size=local)
     place = place_of(init_method, launch) if size > 1 else Place("127.0.0.1", (0,), "")
     me = identify_self()
-    with tempfile.TemporaryDirectory(prefix="neuraxis-rpc-") as folder, Rendezvous(place, rank, size, timeout) as meeting:
+    with (
+        tempfile.TemporaryDirectory(prefix="neuraxis-rpc-") as folder,
+        Rendezvous(place, rank, size, timeout) as meeting,
+    ):
         hello = _Hello(name or f"rank{rank}", host_identity(), me.pid, me.started, f"file://{Path(folder) / 'store'}")
         hellos = [
             msgspec.msgpack.decode(answer, type=_Hello) for answer in meeting.exchange(msgspec.msgpack.encode(hello))
@@ -258,7 +262,9 @@ def _start_agent(name: str, rank: int, size: int, meeting: str, timeout: float) 
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # else it would listen at an address of the host's
     try:
         options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=timeout)
-        rpc.init_rpc(name, rpc.BackendType.TENSORPIPE, rank, size, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a part of torch about another part of torch
+            rpc.init_rpc(name, rpc.BackendType.TENSORPIPE, rank, size, options)
     finally:
         if before is None:
             del os.environ["TP_SOCKET_IFNAME"]

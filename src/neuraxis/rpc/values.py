@@ -193,4 +193,5 @@ class _Memory:
 
 def _writable(frame: Any) -> memoryview:
     """The memory of a frame that nobody else uses, to be written."""
-    return memoryview(np.asarray(_Memory(frame)) if frame.__class__ is bytes else frame)
+    array = np.asarray(_Memory(frame)) if frame.__class__ is bytes else np.asarray(frame)
+    return array.data
