@@ -29,6 +29,7 @@ from neuraxis.errors import (
 from neuraxis.mesh import Topology
 from neuraxis.rpc.backends import BACKENDS, Options, open_transport
 from neuraxis.rpc.failures import from_data
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.future import RpcFuture
 from neuraxis.rpc.handles import RemoteObject
 from neuraxis.rpc.housekeeping import Housekeeping
@@ -330,12 +331,12 @@ class RpcContext:
 
     def _answer_here(self, request: Request) -> bytes:
         """Call a function of this process: as any other, by bytes, and with a place in the pool."""
-        frame = request.write(INBOX)
+        frame = request.write(INBOX).joined()
         with self._pool.waiting():
             self._pool.enter()
             try:
                 answer = self._server.control if request.is_control else self._server.answer
-                return answer(frame, read_head(frame))
+                return answer(frame, read_head(frame)).joined()
             finally:
                 self._pool.leave()
 
@@ -398,7 +399,7 @@ class RpcContext:
         kind = Kind.CONTROL if is_control else Kind.CALL
         value = [int(operation), name, list(args), kwargs or {}]
 
-        def write(lane: int) -> bytes:
+        def write(lane: int) -> Frame:
             frame = self._values.encode(kind, lane, number, settled, value, to)
             if len(frame) > self._largest:
                 raise InvalidArgument(

@@ -36,6 +36,7 @@ from neuraxis.errors import (
     NeuraxisError,
     NotInitialized,
 )
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Kind, pack_head, read_head
 from neuraxis.rpc.transport import Party
@@ -44,8 +45,10 @@ from neuraxis.rpc.world import World
 __all__ = ["GroupLine"]
 
 _FIRST_BYTES = 8192
-_LENGTH = struct.Struct("<Q")
-_INLINE = _FIRST_BYTES - _LENGTH.size
+_LENGTHS = struct.Struct("<QII")  # of the message, of what the first piece has of it; how many pieces follow
+_PIECE = struct.Struct("<QQ")  # where a piece begins, and its length
+_MOST_PIECES = 64
+_INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
 _MOST_LANES = 32_000  # tags that every MPI allows
 _FOREVER_S = 1e8
 _FAREWELL_S = 2.0
@@ -139,7 +142,7 @@ class GroupLine:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    def send(self, to: Party, lane: int, frame: Any, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         rank = self._ranks.get(to.name)
         if rank is None or rank in self._left:
             raise self._died(to.name)
@@ -147,14 +150,10 @@ class GroupLine:
         if not self._senders[rank].acquire(timeout=timeout):
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name)
         try:
-            first = self._firsts[rank]
-            _LENGTH.pack_into(first.data, 0, len(frame))
-            inline = min(len(frame), _INLINE)
-            first.data[_LENGTH.size : _LENGTH.size + inline] = frame[:inline]
-            self._group.send(first, group_dst=rank, tag=lane, timeout=timeout)
-            if len(frame) > _INLINE:
-                rest = np.frombuffer(frame, np.uint8, offset=_INLINE)
-                self._group.send(rest, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
+            pieces = _fill(self._firsts[rank], frame)
+            self._group.send(self._firsts[rank], group_dst=rank, tag=lane, timeout=timeout)
+            for _, piece in pieces:
+                self._group.send(piece, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
         except CollectiveTimeout:
             # A part of it may still be on its way, and nothing can follow it.
             self._left.add(rank)
@@ -213,12 +212,13 @@ class GroupLine:
 
     def _rest(self, first: np.ndarray, rank: int, lane: int, timeout: float) -> np.ndarray:
         """The message that a first piece begins."""
-        (length,) = _LENGTH.unpack_from(first.data)
-        inline = min(length, _INLINE)
+        length, inline, pieces = _LENGTHS.unpack_from(first.data)
+        start = _LENGTHS.size + pieces * _PIECE.size
         frame = np.empty(length, np.uint8)
-        frame[:inline] = first[_LENGTH.size : _LENGTH.size + inline]
-        if length > inline:
-            self._group.recv(frame[inline:], group_src=rank, tag=lane, timeout=timeout)
+        frame[:inline] = first[start : start + inline]
+        for index in range(pieces):
+            offset, nbytes = _PIECE.unpack_from(first.data, _LENGTHS.size + index * _PIECE.size)
+            self._group.recv(frame[offset : offset + nbytes], group_src=rank, tag=lane, timeout=timeout)
         return frame
 
     def lane(self) -> _GroupLane:
@@ -232,7 +232,7 @@ class GroupLine:
     def _say_bye(self, rank: int) -> None:
         party = Party(self._names[rank], _LIFE)
         try:
-            self.send(party, INBOX, pack_head(Kind.BYE, 0, 0, 0, _LIFE, self.me, 0, 0), _FAREWELL_S)
+            self.send(party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, _LIFE, self.me, 0, 0)), _FAREWELL_S)
         except NeuraxisError:
             pass  # it is gone
 
@@ -273,6 +273,24 @@ class _GroupLane:
             return None
         except NeuraxisError as error:
             raise line._translated(source.name, rank, error) from None
+
+
+def _fill(first: np.ndarray, frame: Frame) -> list[tuple[int, Any]]:
+    """Write the first piece of a message; those that follow, each with where it begins."""
+    start, pieces = frame.start, [(offset, np.frombuffer(piece, np.uint8)) for offset, piece in frame.pieces]
+    if len(pieces) >= _MOST_PIECES:
+        start, pieces = frame.joined(), []
+    inline = min(len(start), _INLINE)
+    if len(start) > inline:
+        pieces.insert(0, (inline, np.frombuffer(start, np.uint8, offset=inline)))
+    memory = first.data
+    _LENGTHS.pack_into(memory, 0, len(frame), inline, len(pieces))
+    position = _LENGTHS.size
+    for offset, piece in pieces:
+        _PIECE.pack_into(memory, position, offset, piece.size)
+        position += _PIECE.size
+    memory[position : position + inline] = start[:inline]
+    return pieces
 
 
 def _is_bye(frame: np.ndarray) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.transport import Party
 
 __all__ = ["INBOX", "Lane", "Line"]
@@ -36,7 +37,7 @@ class Line(Protocol):
     largest: int
     keeps_lanes: bool  # whether a lane can be used again in which a reply has not come
 
-    def send(self, to: Party, lane: int, frame: bytes, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         """Send a message. CalleeDied if the party is known to be gone, CallTimeout if it could not be sent."""
 
     def receive(self) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
 from neuraxis.mesh.turns import Turns
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX, Lane, Line
 from neuraxis.rpc.messages import Head, Kind, read_head
 from neuraxis.rpc.pending import Pending
@@ -123,7 +124,7 @@ class MessageTransport:
                 self._pool.leave()
             self._reply(head, reply)
 
-    def _reply(self, head: Head, reply: bytes) -> None:
+    def _reply(self, head: Head, reply: Frame) -> None:
         try:
             self._line.send(head.sender, head.lane, reply, _REPLY_S)
         except NeuraxisError as error:  # who asked is gone

@@ -28,6 +28,7 @@ from neuraxis.comm.host import host_identity
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
 from neuraxis.errors import AlreadyInitialized, CallCancelled, CalleeDied, CalleeGone, CallTimeout, InvalidArgument
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Head, Kind, pack_head, read_head
 from neuraxis.rpc.pool import Pool
@@ -96,7 +97,7 @@ class TensorPipeTransport:
         head = read_head(frame)
         if head.kind == Kind.BYE:
             self._left.add(self._ranks.get(head.sender.name, -1))
-            answer.set_result(_tensor(b""))
+            answer.set_result(torch.empty(0, dtype=torch.uint8))
             return
         self._ready.wait()
         if head.kind == Kind.CONTROL:
@@ -192,7 +193,7 @@ class TensorPipeTransport:
 
     def close(self) -> None:
         global _current
-        bye = _tensor(pack_head(Kind.BYE, INBOX, 0, 0, _LIFE, self.me, 0, 0))
+        bye = _tensor(Frame(pack_head(Kind.BYE, INBOX, 0, 0, _LIFE, self.me, 0, 0)))
         told = [
             rpc.rpc_async(name, _serve_here, args=(bye,), timeout=_FAREWELL_S)
             for rank, name in enumerate(self._names)
@@ -220,8 +221,8 @@ def _serve_here(payload: Any) -> Any:
     return answer
 
 
-def _tensor(frame: bytes) -> Any:
-    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else torch.empty(0, dtype=torch.uint8)
+def _tensor(frame: Frame) -> Any:
+    return torch.frombuffer(bytearray(frame.joined()), dtype=torch.uint8)
 
 
 def open_tensorpipe(world: World, init_method: str | None, timeout: float, name: str | None) -> TensorPipeTransport:

@@ -7,8 +7,9 @@ What is published while a link is cut (a router is restarted) is lost. So when a
 again, what was asked is asked again; who answers knows its number, and runs it once.
 
 That a node is no longer seen means that it left, died, was stopped, or that a link is gone. Who leaves says so. A
-process of this machine can be looked at: the return of one that is stopped is waited for until the call's deadline. Any other
-that is not seen gets a few seconds; and as long as this node is itself cut off from its router, nobody counts as dead.
+process of this machine can be looked at: the return of one that is stopped is waited for until the call's deadline. Any
+other that is not seen gets a few seconds; and as long as this node is itself cut off from its router, nobody counts as
+dead.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, MeshError
 from neuraxis.mesh import Node, Peer, Topology
 from neuraxis.mesh.keys import serve_key
 from neuraxis.mesh.topology import LARGEST_MESSAGE
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Kind, pack_head
 from neuraxis.rpc.transport import Party
@@ -167,12 +169,12 @@ class ZenohLine:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    def send(self, to: Party, lane: int, frame: bytes, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         publisher = self._publishers.get((to, lane))
         try:
             if publisher is None:
                 publisher = self._publisher(to, lane)
-            publisher.put(frame)
+            publisher.put(frame.joined())
         except Exception as error:
             if self._node.closed:
                 raise CallCancelled("this context was shut down during the call", to.name) from None
