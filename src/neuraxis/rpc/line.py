@@ -35,6 +35,7 @@ class Line(Protocol):
 
     me: Party
     largest: int
+    quick_s: float  # calls that take longer as a rule are run while another thread reads the inbox
     keeps_lanes: bool  # whether a lane can be used again in which a reply has not come
 
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:

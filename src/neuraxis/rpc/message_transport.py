@@ -43,7 +43,7 @@ class MessageTransport:
         self._lanes: list[Lane] = []  # that nobody uses now
         self._pending = Pending(line)
         self._threads = Threads("neuraxis rpc")
-        self._turns = Turns()
+        self._turns = Turns(line.quick_s)
         self._waiting: deque[tuple[Any, Head]] = deque()
         self._refuses = False
         self._closed = False

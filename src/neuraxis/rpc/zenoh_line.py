@@ -51,6 +51,7 @@ class ZenohLine:
 
     largest = LARGEST_MESSAGE - _ENVELOPE
     keeps_lanes = True
+    quick_s = 3e-4
 
     def __init__(self, name: str, mesh: str, topology: Topology | None, rank: int = -1) -> None:
         roles = (_ROLE,) if rank < 0 else (_ROLE, _rank_role(rank))
