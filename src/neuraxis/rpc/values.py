@@ -101,7 +101,7 @@ class Values:
             content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
             return _beside(_Array(False, objects.describe(value.dtype), value.shape, value.nbytes), content, arrays)
         if objects.is_plain_tensor(value) and value.numel() * value.element_size() >= _BESIDE_BYTES:
-            content = objects.tensor_elements(value)
+            content = memoryview(objects.tensor_elements(value))
             return _beside(_Array(True, objects.tensor_type(value), tuple(value.shape), len(content)), content, arrays)
         if isinstance(value, self._handle_type):
             return msgspec.msgpack.Ext(_HANDLE, msgspec.msgpack.encode(self._export(value, to)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch
-from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, MeshError
+from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone
 from neuraxis.mesh import Node, Peer, Topology
 from neuraxis.mesh.keys import serve_key
 from neuraxis.mesh.topology import LARGEST_MESSAGE
@@ -182,7 +182,7 @@ class ZenohLine:
                 raise CallCancelled("this context was shut down during the call", to.name) from None
             if (to, lane) not in self._publishers:
                 return  # it went out of sight this moment: see `look`
-            raise MeshError(f"{to.name!r} cannot be reached: {error}") from error
+            raise CalleeDied(f"{to.name!r} cannot be reached: {error}", to.name) from error
 
     def _payload(self, frame: Frame) -> bytes | bytearray:
         """A request as Zenoh takes it, which copies it.
