@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neuraxis import gpu, training
+from neuraxis import gpu, rpc, training
 from neuraxis.comm import (
     Communicator,
     DistributedContext,
@@ -25,6 +25,17 @@ from neuraxis.comm.functions import *  # noqa: F403  (its __all__ is the list of
 
 if TYPE_CHECKING:
     from neuraxis.gpu import CudaContext, gpu_to_tensor, tensor_to_gpu
+    from neuraxis.rpc import (
+        RemoteObject,
+        RpcContext,
+        RpcFuture,
+        current_rpc_context,
+        init_rpc,
+        remote,
+        remote_object,
+        rpc_async,
+        rpc_sync,
+    )
     from neuraxis.training import (
         Checkpointer,
         DataParallel,
@@ -40,24 +51,6 @@ if TYPE_CHECKING:
         shard,
     )
 
-# Training needs torch, which takes seconds to load, and these load it when they are used.
-_TRAINING = (
-    "Checkpointer",
-    "DataParallel",
-    "EarlyStop",
-    "Half",
-    "ParameterServer",
-    "ServerWorker",
-    "ShardSampler",
-    "SyncBatchNorm",
-    "TopK",
-    "Trainer",
-    "partition",
-    "shard",
-)
-# CUDA needs CuPy, and tells so when it is used.
-_GPU = ("CudaContext", "gpu_to_tensor", "tensor_to_gpu")
-
 __all__ = [
     "Checkpointer",
     "Communicator",
@@ -69,6 +62,9 @@ __all__ = [
     "NonMember",
     "ParameterServer",
     "ReduceOp",
+    "RemoteObject",
+    "RpcContext",
+    "RpcFuture",
     "ServerWorker",
     "ShardSampler",
     "SyncBatchNorm",
@@ -76,9 +72,15 @@ __all__ = [
     "Trainer",
     "Work",
     "current_context",
+    "current_rpc_context",
     "gpu_to_tensor",
     "init_distributed",
+    "init_rpc",
     "partition",
+    "remote",
+    "remote_object",
+    "rpc_async",
+    "rpc_sync",
     "shard",
     "tensor_to_gpu",
     *functions.__all__,
@@ -86,8 +88,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TRAINING:
-        return getattr(training, name)
-    if name in _GPU:
-        return getattr(gpu, name)
+    # What needs torch, Zenoh or CuPy, which take seconds to load, is loaded when it is used.
+    if name in __all__:
+        for package in (training, rpc, gpu):
+            if name in package.__all__:
+                return getattr(package, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

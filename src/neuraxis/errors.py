@@ -7,9 +7,16 @@ what to do next; what a program may want to act on is an attribute, not only a w
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
+
 __all__ = [
     "AlreadyInitialized",
     "BackendUnavailable",
+    "CallCancelled",
+    "CallRefused",
+    "CallTimeout",
+    "CalleeDied",
+    "CalleeGone",
     "CheckpointError",
     "CollectiveMismatch",
     "CollectiveTimeout",
@@ -39,14 +46,17 @@ __all__ = [
     "NotSerializable",
     "PeerLost",
     "RankFailed",
+    "RemoteError",
     "RendezvousError",
     "RendezvousTimeout",
     "RequestFailed",
     "RequestTimeout",
+    "RpcError",
     "ShardFailed",
     "SimulationClosed",
     "SpecError",
     "StepInterrupted",
+    "UnknownFunction",
     "WorkerFailed",
 ]
 
@@ -475,3 +485,55 @@ class KernelFailed(CudaError):
 
 class DeviceOutOfMemory(NeuraxisError, MemoryError):
     """A GPU has not as much memory free as was asked for; the text says how much it has."""
+
+
+# --- remote calls -------------------------------------------------------------------------------------
+
+
+class RpcError(NeuraxisError):
+    """A remote call has no result. `callee` is who was called, by name; "" where that is not known."""
+
+    def __init__(self, message: str, callee: str = "") -> None:
+        self.callee = callee
+        super().__init__(message)
+
+
+class UnknownFunction(RpcError, LookupError):
+    """The callee has registered no function, factory or object of that name; nothing has run."""
+
+
+class CalleeGone(RpcError, ConnectionError):
+    """The callee was not there when it was to be called; nothing has run."""
+
+
+class CalleeDied(RpcError, ConnectionError):
+    """The callee died, left or was cut off during the call, which may or may not have run."""
+
+
+class CallTimeout(RpcError, TimeoutError):
+    """The callee has not answered in time; it may still run the call, once."""
+
+
+class CallRefused(RpcError, PermissionError):
+    """The callee does not run this call: pickle, a private method, too many calls waiting, or it is shutting down."""
+
+
+class CallCancelled(RpcError, CancelledError):
+    """The call was cancelled where it was made, or its context was shut down; it may or may not have run."""
+
+
+class RemoteError(RpcError, RuntimeError):
+    """The called function raised something that is neither a built-in exception nor one of neuraxis.
+
+    Attributes:
+        kind: the name of the exception's type, with its module.
+        remote_traceback: the text of its traceback, where it was raised.
+    """
+
+    def __init__(self, message: str, callee: str = "", kind: str = "", remote_traceback: str = "") -> None:
+        self.kind = kind
+        self.remote_traceback = remote_traceback
+        super().__init__(message, callee)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RemoteError, (str(self), self.callee, self.kind, self.remote_traceback))

@@ -274,19 +274,44 @@ class Communicator(ObjectForms):
         backend.keep_going()
         return TransferWork("recv", request, self.timeout, buffer.write_back, keep=buffer)
 
-    def send(self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None) -> None:
-        """Send `tensor` to rank `dst`."""
+    def send(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Send `tensor` to rank `dst`, within `timeout` seconds (by default, the group's)."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         peer = self._arguments.peer("dst", dst, group_dst)
-        self._calls.usable_backend().send(buffer, peer, tag, self.timeout)
+        self._calls.usable_backend().send(buffer, peer, tag, self.timeout if timeout is None else timeout)
 
-    def recv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> int:
-        """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from."""
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from.
+
+        After `timeout` seconds (by default, the group's) it raises CollectiveTimeout.
+        """
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         peer = None if src is None and group_src is None else self._arguments.peer("src", src, group_src)
-        source = self._calls.usable_backend().receive(buffer, peer, tag, self.timeout)
+        limit = self.timeout if timeout is None else timeout
+        source = self._calls.usable_backend().receive(buffer, peer, tag, limit)
         buffer.write_back()
         return self.ranks[source]
+
+    def receive_bytes(
+        self, group_src: int | None = None, tag: int = 0, timeout: float | None = None
+    ) -> tuple[np.ndarray, int]:
+        """A message of any length, from rank `group_src` or any, and the group rank it came from; shm only."""
+        limit = self.timeout if timeout is None else timeout
+        return self._calls.usable_backend().receive_bytes(group_src, tag, limit)
 
     # --- groups ---------------------------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+"""What callers and callees say to each other: a head of fixed form, by which a message finds its way, and a value.
+
+A frame is the head, the sender's name, a table of the arrays that lie beside, the value in msgpack, and the arrays'
+bytes (see `values`).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any, NamedTuple
+
+from neuraxis.comm.objects import Unreadable
+from neuraxis.rpc.frames import Frame
+from neuraxis.rpc.transport import Party
+
+__all__ = [
+    "CONTROL_OPERATIONS",
+    "Head",
+    "Kind",
+    "Operation",
+    "pack_head",
+    "read_head",
+    "read_reply",
+    "read_request",
+    "with_pieces_apart",
+]
+
+_HEAD = struct.Struct("<BBHIIIQQQQ")
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    CALL = 1  # runs a function, which may take its time
+    CONTROL = 2  # is done at once
+    REPLY = 3
+    BYE = 4  # the sender leaves, and says no more
+
+
+class Operation(enum.IntEnum):
+    """What is asked for."""
+
+    CALL = 1  # a function, by name
+    MAKE = 2  # an object, by a factory's name
+    METHOD = 3  # of an object: `args[0]` is its number
+    HOLD = 4  # count one more holder of an object: number, name, life
+    RELEASE = 5  # one less
+    CANCEL = 6  # do not begin a call that has not begun: its number
+    DONE = 7  # this rank has no more calls to make
+
+
+CONTROL_OPERATIONS = frozenset({Operation.HOLD, Operation.RELEASE, Operation.CANCEL, Operation.DONE})
+
+
+class Head(NamedTuple):
+    """The head of a message.
+
+    Attributes:
+        lane: where the reply is waited for: a number of the caller's.
+        number: of the request, and of its reply; a caller gives each number once, in rising order.
+        settled: the caller waits for no reply to a request of a lower number any more.
+        life: which process of the receiver's name is meant: a later one must not run it.
+        sender: who says it.
+        table, body, end: where in the frame the table begins, the value, and what lies beside.
+        apart: how many pieces of it come as messages of their own.
+    """
+
+    kind: int
+    lane: int
+    number: int
+    settled: int
+    life: int
+    sender: Party
+    table: int
+    body: int
+    end: int
+    apart: int
+
+
+def pack_head(
+    kind: int, lane: int, number: int, settled: int, life: int, sender: Party, table_bytes: int, body_bytes: int
+) -> bytes:
+    name = sender.name.encode()
+    return _HEAD.pack(kind, 0, len(name), lane, table_bytes, body_bytes, number, settled, life, sender.life) + name
+
+
+def read_head(frame: Any) -> Head:
+    """The head of a frame; Unreadable if it has none."""
+    if frame.__class__ is Frame:
+        frame = frame.start
+    try:
+        kind, apart, name_bytes, lane, table_bytes, body_bytes, number, settled, life, sender_life = _HEAD.unpack_from(
+            frame
+        )
+        table = _HEAD.size + name_bytes
+        sender = Party(bytes(frame[_HEAD.size : table]).decode(), sender_life)
+    except (struct.error, UnicodeDecodeError, TypeError) as error:
+        raise Unreadable(f"what came is not a message: {error}") from None
+    body = table + table_bytes
+    if body + body_bytes > len(frame):
+        raise Unreadable(f"a frame has {len(frame)} bytes, and should have {body + body_bytes} at least")
+    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes, apart)
+
+
+def with_pieces_apart(start: bytes, pieces: int) -> bytearray:
+    """The small part of a frame whose pieces are sent as messages of their own."""
+    marked = bytearray(start)
+    marked[1] = pieces
+    return marked
+
+
+_REQUEST = [int, str, list, dict]
+
+
+def read_request(value: Any) -> tuple[int, str, list[Any], dict[str, Any]]:
+    """Operation, name, arguments and named arguments; Unreadable if it is no request."""
+    if value.__class__ is list and [item.__class__ for item in value] == _REQUEST:
+        return value[0], value[1], value[2], value[3]
+    raise Unreadable("what came is not a request: is another version of neuraxis at work?")
+
+
+def read_reply(value: Any) -> tuple[bool, Any]:
+    """Whether a call succeeded, and its result or failure."""
+    if value.__class__ is list and len(value) == 2 and value[0].__class__ is bool:
+        return value[0], value[1]
+    raise Unreadable("what came is not a reply: is another version of neuraxis at work?")
