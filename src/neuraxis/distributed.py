@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neuraxis import training
+from neuraxis import cluster, training
 from neuraxis.comm import (
     Communicator,
     DistributedContext,
@@ -24,6 +24,7 @@ from neuraxis.comm import (
 from neuraxis.comm.functions import *  # noqa: F403  (its __all__ is the list of patterns)
 
 if TYPE_CHECKING:
+    from neuraxis.cluster import DaskCluster, dask_to_tensor, tensor_to_dask
     from neuraxis.training import (
         Checkpointer,
         DataParallel,
@@ -52,10 +53,13 @@ _TRAINING = (
     "partition",
     "shard",
 )
+# The same holds for Dask.
+_CLUSTER = ("DaskCluster", "dask_to_tensor", "tensor_to_dask")
 
 __all__ = [
     "Checkpointer",
     "Communicator",
+    "DaskCluster",
     "DataParallel",
     "DistributedContext",
     "Half",
@@ -69,14 +73,18 @@ __all__ = [
     "Trainer",
     "Work",
     "current_context",
+    "dask_to_tensor",
     "init_distributed",
     "partition",
     "shard",
+    "tensor_to_dask",
     *functions.__all__,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TRAINING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(training, name)
+    if name in _TRAINING:
+        return getattr(training, name)
+    if name in _CLUSTER:
+        return getattr(cluster, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

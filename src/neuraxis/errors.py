@@ -11,6 +11,9 @@ __all__ = [
     "AlreadyInitialized",
     "BackendUnavailable",
     "CheckpointError",
+    "ClusterClosed",
+    "ClusterError",
+    "ClusterTimeout",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicatorClosed",
@@ -41,6 +44,7 @@ __all__ = [
     "SimulationClosed",
     "SpecError",
     "StepInterrupted",
+    "TaskLost",
     "WorkerFailed",
 ]
 
@@ -405,3 +409,29 @@ class NobodyAnswered(MeshError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (NobodyAnswered, (self.role, self.topic, self.tried))
+
+
+# --- on a Dask cluster --------------------------------------------------------------------------------
+
+
+class ClusterError(NeuraxisError, ConnectionError):
+    """A Dask cluster cannot be started or reached, or its scheduler was lost; the text says which and what to do."""
+
+
+class ClusterClosed(ClusterError):
+    """A cluster was used before it was started, or after it was stopped."""
+
+
+class ClusterTimeout(ClusterError, TimeoutError):
+    """A cluster has not answered in time, or what was asked for was not there yet when the time was up."""
+
+
+class TaskLost(NeuraxisError, RuntimeError):
+    """Every worker that ran a task died of it; the text says how many. `task` is Dask's name for it."""
+
+    def __init__(self, message: str, task: str = "") -> None:
+        self.task = task
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TaskLost, (str(self), self.task))
