@@ -74,9 +74,7 @@ def _computed(dask_array: da.Array) -> np.ndarray[Any, np.dtype[Any]]:
 
     Dask's own `compute` puts it together on a worker, which needs memory for all of it, and copies a single chunk.
     """
-    # Dask would have data loaded by its workers, and says so; but here they are at hand, and sent as they are.
-    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1PB"}):
-        (parts,) = dask.compute(dask_array.to_delayed().tolist())
+    (parts,) = dask.compute(dask_array.to_delayed().tolist())
     if dask_array.npartitions > 1:
         return np.asarray(concatenate3(parts))
     while isinstance(parts, list):

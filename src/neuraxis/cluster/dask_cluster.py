@@ -25,6 +25,10 @@ __all__ = ["DaskCluster"]
 
 _LOOPBACK = "127.0.0.1"
 _CLOSE_S = 20.0
+_WHILE_IT_RUNS = {
+    # Dask would have workers load all data, and says so; but tensors are at hand here, and sent as they are.
+    "distributed.admin.large-graph-warning-threshold": "1PB",
+}
 _OWN_SCHEDULER = {
     # It would drop copies that `replicate` and `scatter(broadcast=True)` have made, as soon as nobody uses them.
     "distributed.scheduler.active-memory-manager.start": False,
@@ -83,6 +87,7 @@ class DaskCluster:
         with ExitStack() as opened:
             # What goes wrong is raised; Dask would write it to the terminal as well.
             opened.enter_context(silence_logging_cmgr(logging.CRITICAL))
+            opened.enter_context(dask.config.set(_WHILE_IT_RUNS))
             loop = EventLoop()
             opened.callback(loop.close)
             if settings.scheduler_address is None:
