@@ -78,6 +78,7 @@ def _sweep(
     threads: int = 1,
     memory_limit: str = "auto",
     scheduler: str | None = None,
+    connect_timeout_s: float = 60.0,
     tls_ca: Path | None = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
@@ -115,6 +116,8 @@ def _sweep(
         Memory of each worker, such as 4GB; by default an even share.
     scheduler
         Run on the Dask cluster with this address instead: tcp://HOST:PORT.
+    connect_timeout_s
+        How long starting workers, or a sign of life from the scheduler, may take.
     tls_ca
         For a cluster with TLS: the certificate of its authority.
     tls_cert
@@ -147,7 +150,7 @@ def _sweep(
         check_table_path(out)
         if plot.suffix != ".png":
             raise InvalidArgument(f"--plot {plot}: a name that ends in .png is expected")
-        cluster = _cluster(workers, threads, memory_limit, scheduler, (tls_ca, tls_cert, tls_key))
+        cluster = _cluster(workers, threads, memory_limit, scheduler, connect_timeout_s, (tls_ca, tls_cert, tls_key))
         make_importable(file)
         spec = default_brain() if file is None else read_spec(file)
         first = spec.seed if seed is None else whole(seed, "--seed", 0)
@@ -183,7 +186,7 @@ def _check(task: str | None, stimulus: Path | None, time_ms: float | None, trial
 
 
 def _cluster(
-    workers: int | None, threads: int, memory: str, scheduler: str | None, keys: tuple[Path | None, ...]
+    workers: int | None, threads: int, memory: str, scheduler: str | None, limit_s: float, keys: tuple[Path | None, ...]
 ) -> DaskCluster:
     """The cluster that is to run the cells; nothing of it is started yet."""
     from neuraxis.cluster import DaskCluster
@@ -199,7 +202,7 @@ def _cluster(
         ca, certificate, key = (str(path) for path in keys)
         security = Security(require_encryption=True, tls_ca_file=ca, tls_client_cert=certificate, tls_client_key=key)
     count = usable_cores() if workers is None else whole(workers, "--workers", 1)
-    return DaskCluster(count, whole(threads, "--threads", 1), memory, scheduler, security=security)
+    return DaskCluster(count, whole(threads, "--threads", 1), memory, scheduler, security=security, timeout=limit_s)
 
 
 def _write(run: SweepRun, name: str, out: Path, plot: Path) -> None:
@@ -238,6 +241,6 @@ def _tell(run: SweepRun, out: Path, plot: Path, as_json: bool) -> None:
         print(f"the table: {out}, the picture: {plot}")
     for one in failed:
         where = ", ".join(f"{name}={value}" for name, value in one.items() if name != "error")
-        print(f"failed: {where}: {one['error']}", file=sys.stderr)
+        print(f"failed: {where}: {' '.join(one['error'].split())}", file=sys.stderr)
     if failed:
         print("run the same with --retry-failed when the reason is gone", file=sys.stderr)
