@@ -2,12 +2,17 @@
 
 Dask would start one by itself, but leave it running where a client cannot connect, or gives up a scheduler that was
 lost. One that is ours ends when the cluster is stopped, whatever has happened to it.
+
+Worker processes are started from here and inherit which signals are blocked: Ctrl-C on a terminal, which reaches all
+processes of a program, must not end one that is still loading its modules (see `worker_process`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from multiprocessing import resource_tracker
 
 from tornado.ioloop import IOLoop
 
@@ -31,6 +36,10 @@ class EventLoop:
             raise ClusterError(f"an event loop has not started within {_LIMIT_S:g} s")
 
     async def _live(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            # It comes with the first worker, and starting it unblocks this signal.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._end = asyncio.Event()
         self.io_loop = IOLoop.current()
         self._ready.set()

@@ -25,6 +25,8 @@ __all__ = ["dask_setup"]
 
 def dask_setup(worker: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
     logging.getLogger("distributed.worker.memory").setLevel(logging.WARNING)
     parent = multiprocessing.parent_process()

@@ -162,10 +162,10 @@ def summary(table: Table) -> list[str]:
 
 
 def short_name(column: str) -> str:
-    """The end of a field's path, which says most; a rate with its unit."""
+    """A field's path without the words that say little; a rate with its unit."""
     if column.startswith(_RATES):
         return f"{column.removeprefix(_RATES)} (Hz)"
-    return ".".join(part for part in column.split(".")[-3:] if part not in ("config", "regions"))
+    return ".".join(part for part in column.split(".") if part not in ("config", "regions"))
 
 
 def _mean_and_deviation(values: list[float]) -> str:
