@@ -35,6 +35,7 @@ EXAMPLES = {
     "20_resume.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "resumed in epoch 2, after step 10"),
     "21_parameter_server.py": ([sys.executable], "0.5 · 0.8 is about 0.4"),
     "22_partition.py": ([*LAUNCH, "-n", "2"], "stages and whole agree: True"),
+    "25_dask.py": ([sys.executable], "4 chunks of (1000, 16), each with mean 0 and deviation 1: True"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {

@@ -33,23 +33,19 @@ def until(what, limit_s=LIMIT_S):
 # --- to compute ---
 
 
-def test_functions_run_on_workers(cluster):
+def test_functions_run_on_workers(cluster, tmp_path):
     assert cluster.gather(cluster.map(tasks.square, range(7))) == [0, 1, 4, 9, 16, 25, 36]
     assert cluster.gather(cluster.map(tasks.scaled, [1, 2], (x for x in (10, 20)), plus=3)) == [13, 43]
     assert cluster.gather(cluster.submit(tasks.scaled, cluster.submit(tasks.square, 3), by=2)) == 18
     pids = set(cluster.gather(cluster.map(tasks.pid, range(20), pure=False)))
     assert os.getpid() not in pids
     assert pids <= set(cluster.client.run(os.getpid).values())
-
-
-def test_results_are_gathered_in_whatever_futures_are_in(cluster):
+    # Results come in whatever their futures are in.
     two, three = cluster.submit(tasks.square, 2), cluster.submit(tasks.square, 3)
     found = cluster.gather({"both": [two, three], "one": (two,), "plain": 5})
     assert found == {"both": [4, 9], "one": (4,), "plain": 5}
     assert cluster.gather([]) == []
-
-
-def test_futures_come_in_the_order_in_which_they_finish(cluster, tmp_path):
+    # Futures come in the order in which they finish.
     late = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
     early = cluster.submit(tasks.square, 12)
     order = cluster.completed([late, early])
@@ -74,7 +70,7 @@ def test_data_are_sent_once_and_used_where_they_are(cluster):
     assert not cluster.client.amm.running()  # it would drop the copies
 
 
-def test_what_workers_are_is_told(cluster):
+def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
     info = cluster.get_worker_info()
     assert len(info) == 2
     for address, worker in info.items():
@@ -86,45 +82,39 @@ def test_what_workers_are_is_told(cluster):
         "no dashboard: pip install bokeh>"
     )
     assert cluster.dashboard_link is None
-
-
-def test_everything_listens_on_loopback_alone(cluster):
     workers = set(cluster.client.run(os.getpid).values())
     for process in (psutil.Process(), *map(psutil.Process, workers)):
         listening = [each.laddr.ip for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
         assert set(listening) == {"127.0.0.1"}
-
-
-def test_an_array_is_computed_on_the_cluster(cluster):
+    # Dask's own collections are computed there, too.
     pids = da.ones((4, 3), chunks=(1, 3)).map_blocks(lambda block: block * os.getpid())
-    assert set(np.unique(pids.compute()).astype(int)) <= set(cluster.client.run(os.getpid).values())
+    assert set(np.unique(pids.compute()).astype(int)) <= workers
 
 
 # --- what goes wrong ---
 
 
-def test_what_a_task_raises_is_raised_here(cluster):
+def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluster, tmp_path):
     with pytest.raises(LookupError, match="17 is not here"):
         cluster.gather(cluster.map(tasks.refuse, [17]))
     with pytest.raises(FileNotFoundError, match="/there/is/no/such/file"):  # an OSError, and not of the connection
         cluster.gather(cluster.submit(tasks.read_nothing))
     assert cluster.gather(cluster.submit(tasks.square, 4)) == 16
-
-
-def test_a_wait_can_have_a_deadline(cluster, tmp_path):
     future = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
     with pytest.raises(ClusterTimeout, match=r"gather: not done after 0\.2 s"):
         cluster.gather(future, timeout=0.2)
     (tmp_path / "go").touch()
     assert cluster.gather(future, timeout=LIMIT_S) in cluster.client.run(os.getpid).values()
 
-
-def test_what_was_cancelled_is_said_to_be(cluster, tmp_path):
-    future = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
-    future.cancel()
-    (tmp_path / "go").touch()
+    cancelled = cluster.submit(tasks.wait_for, str(tmp_path / "later"))
+    cancelled.cancel()
+    (tmp_path / "later").touch()
     with pytest.raises(ClusterError, match="gather: it was cancelled"):
-        cluster.gather(future)
+        cluster.gather(cancelled)
+    with pytest.raises(InvalidType, match="func=3: a function is expected"):
+        cluster.submit(3)
+    with pytest.raises(InvalidArgument, match="timeout=0"):
+        cluster.gather([], timeout=0)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +139,6 @@ def test_wrong_arguments_are_told_when_it_is_made(arguments, error, message):
     with pytest.raises(error) as told:
         DaskCluster(**arguments)
     assert str(told.value).startswith(message)
-
-
-def test_what_is_no_function_is_refused(cluster):
-    with pytest.raises(InvalidType, match="func=3: a function is expected"):
-        cluster.submit(3)
-    with pytest.raises(InvalidArgument, match="timeout=0"):
-        cluster.gather([], timeout=0)
 
 
 def test_it_must_run_and_can_run_again():
@@ -284,11 +267,11 @@ def test_a_cluster_that_was_joined_stays_as_it_is(others: Others):
 def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
     scheduler = others.start_scheduler()
     others.start_worker()
-    cluster = DaskCluster(scheduler_address=others.address, timeout=2)
+    cluster = DaskCluster(scheduler_address=others.address, timeout=1)
     with cluster:
         never = cluster.submit(tasks.wait_for, str(tmp_path / "never"))
         scheduler.send_signal(signal.SIGSTOP)
-        with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 2 s"):
+        with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 1 s"):
             cluster.gather(never)
         scheduler.send_signal(signal.SIGCONT)
         scheduler.kill()
