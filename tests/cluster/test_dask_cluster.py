@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import dask.array as da
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from distributed import Client, Security
 
-from neuraxis.cluster import DaskCluster, tensor_to_dask
+from neuraxis.cluster import DaskCluster, dask_to_tensor, tensor_to_dask
 from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidArgument, InvalidType, TaskLost
 from tests.cluster import tasks
 from tests.cluster.conftest import LIMIT_S, Others
@@ -274,7 +275,10 @@ def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
         with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 1 s"):
             cluster.gather(never)
         scheduler.send_signal(signal.SIGCONT)
-        scheduler.kill()
+        array = da.ones(4, chunks=2).map_blocks(tasks.note_and_wait, folder=str(tmp_path), meta=np.empty(0))
+        threading.Timer(0.3, scheduler.kill).start()
+        with pytest.raises(ClusterError, match=f"dask_to_tensor: the scheduler at {others.address} is gone"):
+            dask_to_tensor(array)
         with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):
             cluster.gather(never)
         with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):

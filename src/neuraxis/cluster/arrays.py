@@ -14,12 +14,16 @@ import dask
 import dask.array as da
 import numpy as np
 from dask.array.core import concatenate3, normalize_chunks, slices_from_chunks
+from dask.base import get_scheduler
+from distributed import Client
 
+from neuraxis.cluster.waiting import Waiter
 from neuraxis.errors import BackendUnavailable, InvalidArgument, InvalidType
 from neuraxis.network.arguments import one_of
 
 __all__ = ["dask_to_tensor", "tensor_to_dask"]
 
+_PATIENCE_S = 60.0  # for a scheduler to give a sign of life
 _WIDENED = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
 
@@ -49,6 +53,8 @@ def tensor_to_dask(tensor: Any, chunks: Any = "auto") -> da.Array:
 def dask_to_tensor(dask_array: da.Array, library: Literal["torch", "numpy"] = "torch") -> Any:
     """Compute a Dask array, on the cluster that runs or else in threads here, and give it as a torch tensor.
 
+    It takes as long as the computation does; a scheduler that is gone or stuck is a ClusterError.
+
     Args:
         library: "numpy" for a NumPy array.
     """
@@ -74,7 +80,14 @@ def _computed(dask_array: da.Array) -> np.ndarray[Any, np.dtype[Any]]:
 
     Dask's own `compute` puts it together on a worker, which needs memory for all of it, and copies a single chunk.
     """
-    (parts,) = dask.compute(dask_array.to_delayed().tolist())
+    chunks = dask_array.to_delayed()
+    client = getattr(get_scheduler(collections=[dask_array]), "__self__", None)
+    if isinstance(client, Client):
+        futures = np.empty(chunks.size, object)
+        futures[:] = client.compute(chunks.ravel().tolist())
+        parts = Waiter(client, _PATIENCE_S).gather("dask_to_tensor", futures.reshape(chunks.shape).tolist())
+    else:
+        (parts,) = dask.compute(chunks.tolist())
     if dask_array.npartitions > 1:
         return np.asarray(concatenate3(parts))
     while isinstance(parts, list):

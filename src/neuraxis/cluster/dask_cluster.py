@@ -7,12 +7,13 @@ import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import dask
 from dask.utils import format_bytes
-from distributed import Client, Future, LocalCluster, Security, as_completed, futures_of
+from distributed import Client, Future, LocalCluster, Security, as_completed
 from distributed.utils import silence_logging_cmgr
 
 from neuraxis.cluster.event_loop import EventLoop
@@ -99,7 +100,7 @@ class DaskCluster:
                 client = self._joined(loop, settings.scheduler_address)
             opened.callback(client.close, timeout=_CLOSE_S)
             self._client = client
-            self._waiter = Waiter(client, str(client.scheduler.address), settings.timeout)
+            self._waiter = Waiter(client, settings.timeout)
             self._open = opened.pop_all()
         return self
 
@@ -140,10 +141,11 @@ class DaskCluster:
                     death_timeout=settings.timeout,
                     preload=["neuraxis.cluster.worker_process"],
                 )
-        except RuntimeError as error:
-            raise ClusterError(
-                f"{settings.n_workers} workers of {settings.threads_per_worker} threads could not be started: {error}"
-            ) from error
+        except (RuntimeError, OSError) as error:
+            workers = f"{settings.n_workers} workers of {settings.threads_per_worker} threads"
+            if isinstance(error, TimeoutError):
+                raise ClusterTimeout(f"{workers} have not started within {settings.timeout:g} s") from error
+            raise ClusterError(f"{workers} could not be started: {error}") from error
 
     def stop(self) -> None:
         """End the workers that were started here; one that is busy is given some seconds. Again: does nothing.
@@ -196,8 +198,8 @@ class DaskCluster:
 
         It is what the scheduler knows, which workers tell it about once a second.
         """
-        client = self.client
-        found = self._wait("get_worker_info", lambda: client.scheduler.identity(n_workers=-1), self.settings.timeout)
+        known = partial(self.client.scheduler.identity, n_workers=-1)
+        found = self._checked_waiter.wait("get_worker_info", known, self.settings.timeout)
         return {
             address: {
                 "name": worker["name"],
@@ -233,39 +235,27 @@ class DaskCluster:
         It takes as long as the computation does, or at most `timeout` seconds. A worker that dies is no error: others,
         or one that is started in its place, compute again what it had.
         """
-        client = self.client
         limit = None if timeout is None else positive(timeout, "timeout")
-        awaited = futures_of(futures)
-
-        async def results() -> Any:
-            # Dask's own gather, left before its time, leaves tasks behind whose errors nobody looks at.
-            async for future in as_completed(awaited, loop=client.loop):
-                if future.status != "finished":
-                    break
-            return await client.gather(futures, asynchronous=True)
-
-        return self._wait("gather", results, limit)
+        return self._checked_waiter.gather("gather", futures, limit)
 
     def completed(self, futures: Iterable[Future]) -> Iterator[Future]:
         """The futures, in the order in which they finish; also those whose tasks failed."""
         order = as_completed(list(futures), loop=self.client.loop)
         while not order.is_empty():
-            future = self._wait("completed", lambda: anext(order))
+            future = self._checked_waiter.wait("completed", lambda: anext(order))
             if future.cancelled():
-                self._wait("completed", future._result)  # says why
+                self.gather(future)  # says why
             yield future
 
     def scatter(self, data: Any, broadcast: bool = False) -> Any:
         """Send data to the workers, as futures for `submit` and `map`: a list or dict is dealt out, element by element.
 
-        `broadcast`: send a copy to every worker.
+        `broadcast`: send a copy to every worker. Of what only one worker has, nothing is left when it dies: Dask
+        computes again what was computed, but not what was sent.
         """
-        client = self.client
-        return self._wait(
-            "scatter",
-            lambda: client.scatter(data, broadcast=broadcast, timeout=self.settings.timeout, asynchronous=True),
-            self.settings.timeout,
-        )
+        limit = self.settings.timeout
+        sent = partial(self.client.scatter, data, broadcast=broadcast, timeout=limit, asynchronous=True)
+        return self._checked_waiter.wait("scatter", sent, limit)
 
     def replicate(self, future: Any) -> None:
         """Copy the result of a future, or of several, to every worker.
@@ -273,14 +263,15 @@ class DaskCluster:
         The scheduler of a cluster that was joined may drop copies again: Dask's memory manager does so, by default,
         with those that no task needs at the time.
         """
-        client = self.client
         futures = [future] if isinstance(future, Future) else list(future)
-        self._wait("replicate", lambda: client.replicate(futures, asynchronous=True), self.settings.timeout)
+        copies = partial(self.client.replicate, futures, asynchronous=True)
+        self._checked_waiter.wait("replicate", copies, self.settings.timeout)
 
-    def _wait(self, what: str, call: Any, timeout: float | None = None) -> Any:
+    @property
+    def _checked_waiter(self) -> Waiter:
         self.client  # noqa: B018 - raises if it is not running
         assert self._waiter is not None
-        return self._waiter.wait(what, call, timeout)
+        return self._waiter
 
     def __repr__(self) -> str:
         settings = self.settings

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from distributed import Client
+from distributed import Client, as_completed, futures_of
 from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.scheduler import KilledWorker
 
@@ -30,9 +30,9 @@ _LOOK_EVERY_S = 1.0
 class Waiter:
     """Waits for calls of one client; its scheduler has to answer within `patience_s`."""
 
-    def __init__(self, client: Client, address: str, patience_s: float) -> None:
+    def __init__(self, client: Client, patience_s: float) -> None:
         self._client = client
-        self._address = address
+        self._address = str(client.scheduler.address)
         self._patience_s = patience_s
 
     def wait(self, what: str, call: Callable[[], Awaitable[Value]], timeout: float | None = None) -> Value:
@@ -54,7 +54,7 @@ class Waiter:
                 if concurrent.futures.wait([answer], left).done:
                     return answer.result()
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise ClusterTimeout(f"{what}: not done after {timeout:g} s (the cluster at {self._address} lives)")
+                    raise ClusterTimeout(f"{what}: not done after {timeout:g} s")
                 if sign is None or sign.done():
                     sign, asked_at = self._begin(self._ask_for_a_sign), time.monotonic()
                 elif time.monotonic() - asked_at > self._patience_s:
@@ -76,6 +76,20 @@ class Waiter:
             answer.cancel()
             if sign is not None:
                 sign.cancel()
+
+    def gather(self, what: str, futures: Any, timeout: float | None = None) -> Any:
+        """The results of futures, in whatever lists and dicts they are; the first error is raised at once."""
+        client = self._client
+        awaited = futures_of(futures)
+
+        async def results() -> Any:
+            # Dask's own gather, left before its time, leaves tasks behind whose errors nobody looks at.
+            async for future in as_completed(awaited, loop=client.loop):
+                if future.status != "finished":
+                    break
+            return await client.gather(futures, asynchronous=True)
+
+        return self.wait(what, results, timeout)
 
     def _begin(self, call: Callable[[], Awaitable[Value]]) -> concurrent.futures.Future[Value]:
         async def run() -> Value:
