@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -200,7 +201,7 @@ def started(*words):
 def wait_for_cells(process, count):
     deadline = time.monotonic() + LIMIT_S
     while len(done := list(Path("sweep.csv.cells").glob("*.json"))) < count:
-        assert process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return done
@@ -237,11 +238,18 @@ def test_it_goes_on_after_ctrl_c_and_kill(here, capsys):
 def test_on_a_cluster_of_others(here, capsys):
     words = ["brain.toml", "--stimulus", "cues.csv", "--seed", 3]
     with others_in(here) as others:
-        others.start_scheduler()
+        scheduler = others.start_scheduler()
         others.start_worker()
         found = swept(capsys, *words, "--scheduler", others.address)
         assert all(process.poll() is None for process in others.processes)
-    assert found["rows"][0]["fingerprint"] == fingerprint(capsys, *words)
+        assert found["rows"][0]["fingerprint"] == fingerprint(capsys, *words)
+        # It dies in the middle.
+        killer = threading.Thread(target=lambda: (wait_for_cells(scheduler, 2), scheduler.kill()))
+        killer.start()
+        assert call(sweep_app, *words, "--time-ms", 400, "--seeds", 500, "--scheduler", others.address) == 2
+        killer.join()
+        assert f"the scheduler at {others.address} is gone" in capsys.readouterr().err
+        assert len(wait_for_cells(None, 2)) < 500
     assert call(sweep_app, *words, "--fresh", "--scheduler", others.address, "--connect-timeout-s", 1) == 2
     assert "no Dask scheduler answers there within 1 s" in capsys.readouterr().err
 

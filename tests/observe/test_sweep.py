@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 
-import msgspec
 import pyarrow.parquet
 import pytest
 from hypothesis import given
@@ -15,6 +14,7 @@ from neuraxis.brain.files import spec_text
 from neuraxis.brain.toml_text import toml_text
 from neuraxis.errors import InvalidArgument, SpecError
 from neuraxis.observe.sweep import SweepRun
+from neuraxis.observe.sweep_cell import cell_work, run_cell
 from neuraxis.observe.sweep_folder import SweepFolder
 from neuraxis.observe.sweep_plan import Cell, Job, plan_cells
 from neuraxis.observe.sweep_plot import plot_metric, plot_sweep
@@ -103,7 +103,8 @@ def test_cells_are_all_combinations_and_a_key_says_what_is_run(tmp_path):
     assert plan(settings, (1, 2)) == cells
     # A value that is the file's own is no other brain.
     assert plan((Setting("dt_ms", (0.1,)),))[0].key == plan()[0].key
-    assert cells[1].brain == spec_text(msgspec.structs.replace(small().spec(), seed=2))
+    assert cells[1].brain == cells[0].brain == spec_text(small(seed=1).spec())
+    assert plan_cells(small(seed=9).spec(), settings, (1, 2), Job(time_ms=10.0)) == cells
     others = [Job(time_ms=20.0), Job(task="delayed"), Job(task="cue-action"), Job(task="cue-action", trials=5), Job()]
     assert len({plan()[0].key, *(plan(job=job)[0].key for job in others)}) == 6
     assert plan(job=Job(time_ms=10.0, where="/elsewhere/brain.toml"))[0].key == plan()[0].key
@@ -118,6 +119,13 @@ def test_cells_are_all_combinations_and_a_key_says_what_is_run(tmp_path):
     fewer = (Setting("sensors.cue.groups", (4, 2)), Setting("pathways[0].topographic", (False,)))
     with pytest.raises(SpecError, match="group '2'"):
         plan(fewer, job=Job(stimulus=str(shown)))
+
+
+def test_a_worker_with_another_neuraxis_refuses():
+    (cell,) = plan()
+    found = run_cell({**cell_work(cell, Job()), "version": "0.0.1"})
+    assert "has neuraxis" in found["error"]
+    assert "the sweep 0.0.1" in found["error"]
 
 
 # --- what is kept ---

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def run_sweep(
         try:
             if open_ones:
                 with cluster:
+                    if not cluster.get_worker_info():
+                        print(f"{cluster.scheduler_address} has no workers yet: waiting for one", file=sys.stderr)
                     for i, record in _results(cluster, cells, open_ones, job):
                         folder.write(cells[i], record)
                         known[i] = record
@@ -72,7 +75,9 @@ def run_sweep(
     return SweepRun(cells, known, ran, interrupted)
 
 
-def _results(cluster: DaskCluster, cells: Sequence[Cell], wanted: Sequence[int], job: Job) -> Any:
+def _results(
+    cluster: DaskCluster, cells: Sequence[Cell], wanted: Sequence[int], job: Job
+) -> Iterator[tuple[int, Record]]:
     """(number of the cell, what came of it), as they finish."""
     futures = cluster.map(run_cell, [cell_work(cells[i], job) for i in wanted], pure=False)
     number = {future.key: i for future, i in zip(futures, wanted, strict=True)}

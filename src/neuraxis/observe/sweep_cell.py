@@ -21,7 +21,7 @@ __all__ = ["cell_work", "run_cell"]
 
 def cell_work(cell: Cell, job: Job) -> dict[str, Any]:
     """What a worker needs to run a cell."""
-    return {"version": __version__, "brain": cell.brain, "job": msgspec.to_builtins(job)}
+    return {"version": __version__, "brain": cell.brain, "seed": cell.seed, "job": msgspec.to_builtins(job)}
 
 
 def run_cell(work: dict[str, Any]) -> dict[str, Any]:
@@ -36,13 +36,13 @@ def run_cell(work: dict[str, Any]) -> dict[str, Any]:
                 f"the worker on {socket.gethostname()} has neuraxis {__version__}, the sweep {work['version']}; "
                 "results would differ: install the same"
             )
-        answer = _run(work["brain"], msgspec.convert(work["job"], Job))
+        answer = _run(work["brain"], work["seed"], msgspec.convert(work["job"], Job))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     return {"answer": {**answer, "wall_s": time.monotonic() - begun, "host": socket.gethostname()}}
 
 
-def _run(text: str, job: Job) -> dict[str, Any]:
+def _run(text: str, seed: int, job: Job) -> dict[str, Any]:
     from neuraxis.brain import Brain
     from neuraxis.brain.checks import validate
     from neuraxis.brain.spec import as_spec
@@ -54,7 +54,7 @@ def _run(text: str, job: Job) -> dict[str, Any]:
         if folder not in sys.path:
             sys.path.insert(0, folder)  # where code of a brain's regions may lie
     where = job.where or "brain"
-    spec = validate(as_spec(tomllib.loads(text), where), where)
+    spec = validate(as_spec({**tomllib.loads(text), "seed": seed}, where), where)
     shown = StimulusFile() if job.stimulus is None else read_stimulus(job.stimulus, spec)
     time_ms = job.time_ms
     if time_ms is None:

@@ -42,7 +42,7 @@ class Cell(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: by field, what it is set to.
-        brain: the whole description, as TOML.
+        brain: the whole description but for the seed, as TOML.
         key: the same for two cells if and only if what they run is the same.
     """
 
@@ -62,15 +62,14 @@ def plan_cells(spec: BrainSpec, settings: Sequence[Setting], seeds: Sequence[int
         brain = with_values(spec, chosen, where)
         if job.stimulus is not None:
             read_stimulus(job.stimulus, brain)
-        for seed in seeds:
-            text = spec_text(msgspec.structs.replace(brain, seed=seed))
-            cells.append(Cell(chosen, seed, text, _key(text, job, shown)))
+        text = spec_text(msgspec.structs.replace(brain, seed=BrainSpec(name="").seed))  # the default is not written
+        cells += [Cell(chosen, seed, text, _key(text, seed, job, shown)) for seed in seeds]
     return cells
 
 
-def _key(brain: str, job: Job, shown: str) -> str:
+def _key(brain: str, seed: int, job: Job, shown: str) -> str:
     runs = [job.task, job.trials] if job.task is not None else [shown, job.time_ms]
-    return hashlib.sha256(msgspec.json.encode([__version__, brain, runs])).hexdigest()[:24]
+    return hashlib.sha256(msgspec.json.encode([__version__, brain, seed, runs])).hexdigest()[:24]
 
 
 def _digest_of_file(path: str | None) -> str:
