@@ -15,6 +15,7 @@ import time
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import dask
 import msgspec
 import pyarrow.parquet
 import pytest
@@ -99,7 +100,7 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert Path("grid.png").read_bytes().startswith(PNG)
     assert not list(Path("grid.csv.cells").glob(".*.tmp"))
 
-    # The same again runs nothing, and a larger grid what is new; another brain is another sweep.
+    # The same again runs nothing, and a larger grid what is new.
     times = {path.name: path.stat().st_mtime_ns for path in Path("grid.csv.cells").glob("*.json")}
     again = swept(capsys, *words, "--seeds", 2)
     assert (again["cells"], again["ran"], again["failed"]) == (4, 0, [])
@@ -108,8 +109,6 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert [row["seed"] for row in larger["rows"]] == [1, 2, 7, 1, 2, 7]
     for name, changed in times.items():
         assert Path("grid.csv.cells", name).stat().st_mtime_ns == changed
-    other = swept(capsys, "forty.toml", *words[3:], "--seed", 7, "--fresh")
-    assert (other["ran"], other["rows"][0]["fingerprint"]) == (1, larger["rows"][2]["fingerprint"])
 
 
 def _with_neurons(count):
@@ -163,13 +162,14 @@ def test_cells_that_fail_are_told_and_can_be_tried_again(here, capsys):
     setting = f"regions.mood.config.mark={json.dumps(str(here / 'mark'))}"
     words = ["moody.toml", "--set", "regions.mood.config.word=fails,works,dies", "--set", setting, "--time-ms", 5]
     words += ["--workers", 1]
-    assert call(sweep_app, *words) == 1
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):  # two workers that die are enough
+        assert call(sweep_app, *words) == 1
     printed = capsys.readouterr()
     assert "3 cells: 3 run now, 0 kept from before, 2 failed" in printed.out
     fails, dies, remedy = printed.err.splitlines()
     assert fails.startswith("failed: regions.mood.config.word=fails, ")
     assert "RuntimeError: not in the mood" in fails
-    assert "TaskLost: gather: 4 workers died" in dies
+    assert "TaskLost: gather: 2 workers died" in dies
     assert "--retry-failed" in remedy
     with open("sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -243,6 +243,8 @@ def test_on_a_cluster_of_others(here, capsys):
         found = swept(capsys, *words, "--scheduler", others.address)
         assert all(process.poll() is None for process in others.processes)
         assert found["rows"][0]["fingerprint"] == fingerprint(capsys, *words)
+        again = swept(capsys, *words, "--scheduler", others.address, "--fresh")
+        assert (again["ran"], again["rows"][0]["fingerprint"]) == (1, found["rows"][0]["fingerprint"])
         # It dies in the middle.
         killer = threading.Thread(target=lambda: (wait_for_cells(scheduler, 2), scheduler.kill()))
         killer.start()
