@@ -195,7 +195,7 @@ def test_a_worker_killed_in_the_middle_costs_nothing_but_time(tmp_path):
 
 def test_a_task_that_ends_every_worker_is_given_up():
     with DaskCluster(n_workers=1, threads_per_worker=1) as cluster:
-        with pytest.raises(TaskLost, match="gather: 4 workers died, one after the other, while they ran the task") as e:
+        with pytest.raises(TaskLost, match="gather: 4 workers died, one after the other, while running the task") as e:
             cluster.gather(cluster.submit(tasks.end_the_process))
         assert e.value.task.startswith("end_the_process-")
         assert cluster.gather(cluster.submit(tasks.square, 3)) == 9

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from distributed import Client, as_completed, futures_of
 from distributed.client import FutureCancelledError, FuturesCancelledError
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from neuraxis.errors import ClusterError, ClusterTimeout, TaskLost
@@ -62,14 +63,18 @@ class Waiter:
                         f"{what}: the scheduler at {self._address} has not answered for {self._patience_s:g} s; "
                         "it is stopped or stuck, or cannot be reached"
                     )
-        except (FutureCancelledError, FuturesCancelledError, OSError) as error:
-            if isinstance(error, ClusterError) or (isinstance(error, OSError) and self._client.status == "running"):
+        except (FutureCancelledError, FuturesCancelledError, CommClosedError) as error:
+            raise self._lost(what, error) from error
+        except OSError as error:
+            if isinstance(error, ClusterError) or self._client.status == "running":
                 raise  # ours, or what a task raised
             raise self._lost(what, error) from error
         except KilledWorker as error:
+            count = error.allowed_failures + 1
+            died = f"{count} workers died, one after the other," if count > 1 else "1 worker died"
             raise TaskLost(
-                f"{what}: {error.allowed_failures + 1} workers died, one after the other, while they ran the task "
-                f"{error.task!r}; a crash in native code or too little memory are the usual reasons",
+                f"{what}: {died} while running the task {error.task!r}; "
+                "a crash in native code or too little memory are the usual reasons",
                 str(error.task),
             ) from error
         finally:
@@ -104,7 +109,9 @@ class Waiter:
             pass  # the connection is gone, which whatever is waited for will say
 
     def _lost(self, what: str, error: BaseException) -> ClusterError:
-        if self._client.status == "running" and getattr(error, "reason", "") != "scheduler-connection-lost":
+        # The client itself may notice a moment later.
+        lost = isinstance(error, OSError) or getattr(error, "reason", "") == "scheduler-connection-lost"
+        if self._client.status == "running" and not lost:
             return ClusterError(f"{what}: it was cancelled ({error})")
         return ClusterError(
             f"{what}: the scheduler at {self._address} is gone, and what it had with it; start it and do this again"
