@@ -276,9 +276,12 @@ def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
             cluster.gather(never)
         scheduler.send_signal(signal.SIGCONT)
         array = da.ones(4, chunks=2).map_blocks(tasks.note_and_wait, folder=str(tmp_path), meta=np.empty(0))
-        threading.Timer(0.3, scheduler.kill).start()
+        client = cluster.client
+        killer = threading.Thread(target=lambda: (until(lambda: len(client.futures) == 3), scheduler.kill()))
+        killer.start()  # as soon as the two chunks are asked for
         with pytest.raises(ClusterError, match=f"dask_to_tensor: the scheduler at {others.address} is gone"):
             dask_to_tensor(array)
+        killer.join()
         with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):
             cluster.gather(never)
         with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):
