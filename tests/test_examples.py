@@ -42,6 +42,7 @@ EXAMPLES = {
         [sys.executable],
         "the same as NumPy, to the bit: True" if HAS_CUDA else "CUDA cannot be used here",
     ),
+    "25_dask.py": ([sys.executable], "4 chunks of (1000, 16), each with mean 0 and deviation 1: True"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neuraxis import gpu, rpc, training
+from neuraxis import cluster, gpu, rpc, training
 from neuraxis.comm import (
     Communicator,
     DistributedContext,
@@ -24,6 +24,7 @@ from neuraxis.comm import (
 from neuraxis.comm.functions import *  # noqa: F403  (its __all__ is the list of patterns)
 
 if TYPE_CHECKING:
+    from neuraxis.cluster import DaskCluster, dask_to_tensor, tensor_to_dask
     from neuraxis.gpu import CudaContext, gpu_to_tensor, tensor_to_gpu
     from neuraxis.rpc import (
         RemoteObject,
@@ -55,6 +56,7 @@ __all__ = [
     "Checkpointer",
     "Communicator",
     "CudaContext",
+    "DaskCluster",
     "DataParallel",
     "DistributedContext",
     "EarlyStop",
@@ -73,6 +75,7 @@ __all__ = [
     "Work",
     "current_context",
     "current_rpc_context",
+    "dask_to_tensor",
     "gpu_to_tensor",
     "init_distributed",
     "init_rpc",
@@ -82,15 +85,16 @@ __all__ = [
     "rpc_async",
     "rpc_sync",
     "shard",
+    "tensor_to_dask",
     "tensor_to_gpu",
     *functions.__all__,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # What needs torch, Zenoh or CuPy, which take seconds to load, is loaded when it is used.
+    # What needs torch, Zenoh, Dask or CuPy, which take seconds to load, is loaded when it is used.
     if name in __all__:
-        for package in (training, rpc, gpu):
+        for package in (training, rpc, cluster, gpu):
             if name in package.__all__:
                 return getattr(package, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

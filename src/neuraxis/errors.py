@@ -18,6 +18,9 @@ __all__ = [
     "CalleeDied",
     "CalleeGone",
     "CheckpointError",
+    "ClusterClosed",
+    "ClusterError",
+    "ClusterTimeout",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicatorClosed",
@@ -56,6 +59,7 @@ __all__ = [
     "SimulationClosed",
     "SpecError",
     "StepInterrupted",
+    "TaskLost",
     "UnknownFunction",
     "WorkerFailed",
 ]
@@ -537,3 +541,29 @@ class RemoteError(RpcError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RemoteError, (str(self), self.callee, self.kind, self.remote_traceback))
+
+
+# --- on a Dask cluster --------------------------------------------------------------------------------
+
+
+class ClusterError(NeuraxisError, ConnectionError):
+    """A Dask cluster cannot be started or reached, or its scheduler was lost; the text says which and what to do."""
+
+
+class ClusterClosed(ClusterError):
+    """A cluster was used before it was started, or after it was stopped."""
+
+
+class ClusterTimeout(ClusterError, TimeoutError):
+    """A cluster has not answered in time, or what was asked for was not there yet when the time was up."""
+
+
+class TaskLost(NeuraxisError, RuntimeError):
+    """Every worker that ran a task died of it; the text says how many. `task` is Dask's name for it."""
+
+    def __init__(self, message: str, task: str = "") -> None:
+        self.task = task
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TaskLost, (str(self), self.task))

@@ -23,6 +23,7 @@ app = App(
 for _name, _target, _help in (
     ("demo", "neuraxis.cli.demo:demo", "Watch a brain learn, and get a report."),
     ("run", "neuraxis.cli.run:run", "Run a brain from a file, on a task or a stimulus."),
+    ("sweep", "neuraxis.cli.sweep:sweep", "Run a grid of brains on a cluster, into one table and a picture."),
     ("patterns", "neuraxis.cli.patterns:patterns", "Run every communication pattern and show what moved."),
     ("launch", "neuraxis.cli.launch:launch", "Start, supervise and restart the ranks of a script."),
     ("bench", "neuraxis.cli.bench:app", "Measure, side by side with the peers that are installed."),

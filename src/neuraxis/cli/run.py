@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +11,6 @@ from cyclopts import App, Parameter
 
 from neuraxis.cli.brain_options import (
     Lockstep,
-    Ranks,
     brain_workers,
     check_page,
     is_told_here,
@@ -29,9 +27,7 @@ from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.network.arguments import positive, whole
 
 if TYPE_CHECKING:
-    from neuraxis.brain import Brain
     from neuraxis.brain.spec import BrainSpec
-    from neuraxis.brain.stimulus_file import StimulusFile
 
 __all__ = ["run"]
 
@@ -80,9 +76,6 @@ trust.
 
 Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
 when Ctrl-C ended it early."""
-
-_PIECE_MS = 100.0
-_SAVE_EVERY_S = 60.0
 
 run = App(name="run", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -165,6 +158,7 @@ def _run(
 
     from neuraxis.brain import Brain, default_brain, read_spec, write_spec
     from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
+    from neuraxis.observe.brain_run import learn, play
 
     here = is_told_here(lockstep)
     try:
@@ -206,10 +200,12 @@ def _run(
             ) as brain:
                 if ranks.leads and not as_json:
                     print(f"{brain!r}{': ' * bool(brain.workers_reason)}{brain.workers_reason}", file=sys.stderr)
+                kept: dict[str, Any] = {"checkpoint": checkpoint, "resume": resume}
+                told: dict[str, Any] = {"progress": ranks.progress, "stop": ranks.stop}
                 if task is not None:
-                    answer, interrupted = _learn(brain, ranks, task, trials, checkpoint, resume, html)
+                    answer, interrupted = learn(brain, task, trials, html=html, **kept, **told)
                 else:
-                    answer, interrupted = _play(brain, ranks, shown, time_ms, checkpoint, resume)
+                    answer, interrupted = play(brain, shown, time_ms, **kept, **told)
     except (NeuraxisError, OSError) as error:
         return tell_error("run", error, here)
     if not here:
@@ -218,8 +214,8 @@ def _run(
         print(json.dumps(answer))
     else:
         _print(answer)
-    kept = "; " + ", ".join(f"{what} in {path}" for what, path in (("spikes", record), ("state", checkpoint)) if path)
-    return tell_interrupt(interrupted, f"at {answer['time_ms']:g} ms of model time{kept.rstrip('; ')}")
+    files = "; " + ", ".join(f"{what} in {path}" for what, path in (("spikes", record), ("state", checkpoint)) if path)
+    return tell_interrupt(interrupted, f"at {answer['time_ms']:g} ms of model time{files.rstrip('; ')}")
 
 
 def _check(
@@ -293,84 +289,6 @@ def _run_by_the_clock(
     else:
         print_stories(stories, spec.dt_ms)
     return tell_interrupt(interrupted, "before its time was over")
-
-
-def _learn(
-    brain: Brain, ranks: Ranks, name: str, trials: int, checkpoint: Path | None, resume: bool, html: Path | None
-) -> tuple[dict[str, Any], bool]:
-    from neuraxis.brain.tasks import CueActionTask
-    from neuraxis.observe.brain_report.page import write_report
-    from neuraxis.observe.brain_session import run_task
-    from neuraxis.observe.demo import brain_report
-
-    task = CueActionTask(brain, delayed=name == "delayed", reverse_at=trials // 2 if name == "reversal" else None)
-    if resume and checkpoint is not None:
-        task.restore(brain.load_checkpoint(checkpoint))
-    session = run_task(task, trials, checkpoint=checkpoint, progress=ranks.progress, stop=ranks.stop)
-    if html is not None:
-        report = brain_report(task, session)
-        if brain.leads:
-            write_report(report, html)
-    answer = {
-        "task": name,
-        "trials": session.trials,
-        "accuracy": session.accuracy,
-        "real_time_factor": session.real_time_factor,
-        **_common(brain),
-    }
-    return answer, session.interrupted
-
-
-def _play(
-    brain: Brain, ranks: Ranks, shown: StimulusFile, time_ms: float, checkpoint: Path | None, resume: bool
-) -> tuple[dict[str, Any], bool]:
-    from neuraxis.execution.progress import ProgressLine, run_text
-    from neuraxis.launch.interrupts import Interrupts
-    from neuraxis.network.grid import to_steps
-    from neuraxis.observe.brain_session import agreed_wishes
-
-    dt_ms = brain.spec.dt_ms
-    at = 0
-    if resume and checkpoint is not None:
-        at = int(brain.load_checkpoint(checkpoint).get("played", 0))
-    until = to_steps(time_ms, dt_ms, "--time-ms")
-    interrupted, piece, started = False, max(1, to_steps(_PIECE_MS, dt_ms, "time")), at
-    begun = saved = time.monotonic()
-    with ProgressLine("running", max(1, until), ranks.progress) as line:
-        try:
-            while at < until:
-                with Interrupts():
-                    shown.play(brain, at, min(until, at + piece))
-                    at = min(until, at + piece)
-                is_asked, is_old = agreed_wishes(brain, ranks.stop, saved, _SAVE_EVERY_S)
-                if is_asked:
-                    interrupted = True
-                    break
-                if checkpoint is not None and is_old:
-                    brain.save_checkpoint(checkpoint, {"played": at})
-                    saved = time.monotonic()
-                line.update(at, run_text(at * dt_ms, (at - started) * dt_ms * 1e-3, time.monotonic() - begun, 0))
-        except KeyboardInterrupt:
-            interrupted = True
-    if checkpoint is not None:
-        brain.save_checkpoint(checkpoint, {"played": at})
-    health = brain.diagnostics()
-    answer = {
-        "real_time_factor": brain.real_time_factor,
-        "rates_hz": {name: region.rate_hz for name, region in health.regions.items()},
-        **_common(brain),
-    }
-    return answer, interrupted
-
-
-def _common(brain: Brain) -> dict[str, Any]:
-    return {
-        "time_ms": brain.time_ms,
-        "neurons": brain.neuron_count,
-        "workers": brain.workers,
-        "seed": brain.spec.seed,
-        "fingerprint": brain.fingerprint(),
-    }
 
 
 def _print(answer: dict[str, Any]) -> None:

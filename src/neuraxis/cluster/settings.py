@@ -1,0 +1,103 @@
+"""What a cluster is made of: a user's arguments, checked when it is made and not when it is started."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dask.utils import parse_bytes
+from distributed import Security
+
+from neuraxis.errors import BackendUnavailable, InvalidArgument, InvalidType
+from neuraxis.network.arguments import positive, whole
+
+__all__ = ["ClusterSettings", "checked_settings"]
+
+_ADDRESS = re.compile(r"((?P<scheme>[a-z]+)://)?(?P<host>\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_SCHEMES = ("tcp", "tls", "ws", "wss", "ucx")
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Either `scheduler_address` is None and the rest says what is started here, or it is the scheduler to join."""
+
+    n_workers: int
+    threads_per_worker: int
+    memory_limit: str | int | None
+    scheduler_address: str | None
+    security: Security | None
+    timeout: float
+
+
+def checked_settings(
+    n_workers: object,
+    threads_per_worker: object,
+    memory_limit: object,
+    scheduler_address: object,
+    security: object,
+    timeout: object,
+) -> ClusterSettings:
+    return ClusterSettings(
+        n_workers=whole(n_workers, "n_workers", 1),
+        threads_per_worker=whole(threads_per_worker, "threads_per_worker", 1),
+        memory_limit=_memory(memory_limit),
+        scheduler_address=_address(scheduler_address, security),
+        security=_security(security, scheduler_address),
+        timeout=positive(timeout, "timeout"),
+    )
+
+
+def _memory(value: Any) -> str | int | None:
+    """A number of bytes for each worker; "auto": an even share of the machine's; None: no limit."""
+    if value is None or value == "auto":
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        kind = type(value).__name__
+        raise InvalidType(
+            f'memory_limit={value!r}: bytes, a text such as "4GB", "auto" or None is expected, not {kind}'
+        )
+    try:
+        size = int(parse_bytes(value))
+    except ValueError:
+        raise InvalidArgument(
+            f'memory_limit={value!r}: a size such as "4GB" or "512MiB" is expected, or "auto", or None for no limit'
+        ) from None
+    # Less than this and Dask ends a worker before it has loaded its own modules.
+    if size < 64 * 2**20:
+        raise InvalidArgument(f"memory_limit={value!r}: a worker needs 64MiB or more")
+    return size
+
+
+def _address(value: Any, security: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidType(f"scheduler_address={value!r}: text is expected, not {type(value).__name__}")
+    found = _ADDRESS.fullmatch(value)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        raise InvalidArgument(f'scheduler_address={value!r}: an address such as "tcp://127.0.0.1:8786" is expected')
+    if found["scheme"] is None:
+        return f"{'tls' if security else 'tcp'}://{value}"
+    if found["scheme"] not in _SCHEMES:
+        raise InvalidArgument(f"scheduler_address={value!r}: Dask knows {', '.join(_SCHEMES)}")
+    return value
+
+
+def _security(value: Any, address: object) -> Security | None:
+    """Dask's own `Security`; True: keys made for this cluster, which exist in memory only."""
+    if value is None or value is False:
+        return None
+    if value is not True:
+        if not isinstance(value, Security):
+            raise InvalidType(
+                f"security={value!r}: a distributed.Security is expected, or True, not {type(value).__name__}"
+            )
+        return value
+    if address is not None:
+        raise InvalidArgument("security=True: makes keys for a new cluster; to join one, give the Security of that one")
+    try:
+        return Security.temporary()
+    except ImportError as error:
+        raise BackendUnavailable("dask", f"keys are made with the package cryptography ({error})",
+                                 "pip install 'neuraxis[security]'") from error  # fmt: skip

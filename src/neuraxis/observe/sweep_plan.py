@@ -1,0 +1,81 @@
+"""The cells of a sweep: every combination of settings with every seed, and what each of them runs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from neuraxis.brain.files import spec_text
+from neuraxis.brain.spec import BrainSpec
+from neuraxis.brain.stimulus_file import read_stimulus
+from neuraxis.errors import InvalidArgument
+from neuraxis.observe.sweep_settings import Setting, with_values
+from neuraxis.version import __version__
+
+__all__ = ["Cell", "Job", "plan_cells"]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What every cell does with its brain, as `neuraxis run` would.
+
+    Attributes:
+        task: the task's name; None: a stimulus, or nothing, for `time_ms`.
+        stimulus: the file's absolute path.
+        time_ms: None: as long as the stimulus, or else a second.
+        where: the brain's file, for errors; a folder beside it may have code of regions in Python.
+    """
+
+    task: str | None = None
+    trials: int = 300
+    stimulus: str | None = None
+    time_ms: float | None = None
+    where: str | None = None
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One brain that is run once.
+
+    Attributes:
+        settings: by field, what it is set to.
+        brain: the whole description but for the seed, as TOML.
+        key: the same for two cells if and only if what they run is the same.
+    """
+
+    settings: dict[str, Any]
+    seed: int
+    brain: str
+    key: str
+
+
+def plan_cells(spec: BrainSpec, settings: Sequence[Setting], seeds: Sequence[int], job: Job) -> list[Cell]:
+    """All cells, each of them checked; the seed changes fastest."""
+    where = job.where or spec.name
+    shown = _digest_of_file(job.stimulus)
+    cells = []
+    for values in itertools.product(*(setting.values for setting in settings)):
+        chosen = {setting.path: value for setting, value in zip(settings, values, strict=True)}
+        brain = with_values(spec, chosen, where)
+        if job.stimulus is not None:
+            read_stimulus(job.stimulus, brain)
+        text = spec_text(msgspec.structs.replace(brain, seed=BrainSpec(name="").seed))  # the default is not written
+        cells += [Cell(chosen, seed, text, _key(text, seed, job, shown)) for seed in seeds]
+    return cells
+
+
+def _key(brain: str, seed: int, job: Job, shown: str) -> str:
+    runs = [job.task, job.trials] if job.task is not None else [shown, job.time_ms]
+    return hashlib.sha256(msgspec.json.encode([__version__, brain, seed, runs])).hexdigest()[:24]
+
+
+def _digest_of_file(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InvalidArgument(f"--stimulus {path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,175 @@
+"""The results of a sweep as one table: a row a cell, for CSV, Parquet and the terminal."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neuraxis.errors import BackendUnavailable, InvalidArgument
+from neuraxis.observe.sweep import SweepRun
+
+__all__ = [
+    "Group",
+    "Table",
+    "check_table_path",
+    "grouped",
+    "metrics_of",
+    "short_name",
+    "summary",
+    "sweep_table",
+    "write_table",
+    "write_whole",
+]
+
+Row = dict[str, Any]
+Group = tuple[dict[str, Any], list[Row]]
+_RATES = "rates_hz."
+_FORMATS = (".csv", ".parquet")
+
+
+class Table:
+    """Rows with the same columns in the same order; None where a cell has no value."""
+
+    def __init__(self, settings: Sequence[str], rows: Sequence[Row]) -> None:
+        self.settings = list(settings)
+        names = dict.fromkeys([*settings, "seed"])
+        for row in rows:
+            names |= dict.fromkeys(row)
+        names.pop("error", None)
+        self.columns = [*names, "error"]
+        self.rows = [{name: row.get(name) for name in self.columns} for row in rows]
+
+
+def sweep_table(run: SweepRun) -> Table:
+    """A row for each cell that was run: its settings and seed, what came of it, and its error if it failed."""
+    settings = list(run.cells[0].settings) if run.cells else []
+    rows = []
+    for cell, record in zip(run.cells, run.records, strict=True):
+        if record is not None:
+            rows.append({**cell.settings, "seed": cell.seed, **_flat(record.get("answer", {})),
+                         "error": record.get("error")})  # fmt: skip
+    return Table(settings, rows)
+
+
+def _flat(answer: dict[str, Any], prefix: str = "") -> Row:
+    """Tables within the table as columns "outer.inner"."""
+    row: Row = {}
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            row |= _flat(value, f"{prefix}{name}.")
+        else:
+            row[f"{prefix}{name}"] = value
+    return row
+
+
+# --- files ---
+
+
+def check_table_path(path: Path, option: str = "--out") -> None:
+    """Raise before anything runs if a table cannot be written there."""
+    if path.suffix not in _FORMATS:
+        raise InvalidArgument(f"{option} {path}: a name that ends in {' or '.join(_FORMATS)} is expected")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise BackendUnavailable(
+            "parquet", "pyarrow is not installed", "pip install 'neuraxis[dask]', or say --out *.csv"
+        )
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Write it as CSV or Parquet, by the name's ending."""
+    write_whole(
+        path, lambda file: _write_parquet(table, file) if path.suffix == ".parquet" else _write_csv(table, file)
+    )
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Have a file written under another name and give it its own, so that a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_csv(table: Table, path: Path) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(table.columns)
+        for row in table.rows:
+            writer.writerow(["" if value is None else _text(value) for value in row.values()])
+
+
+def _write_parquet(table: Table, path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {}
+    for name in table.columns:
+        values = [row[name] for row in table.rows]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds <= {int, float}:
+            kind = pyarrow.float64() if float in kinds else pyarrow.int64()
+        elif kinds == {bool}:
+            kind = pyarrow.bool_()
+        else:
+            kind, values = pyarrow.string(), [None if value is None else _text(value) for value in values]
+        if not kinds:
+            kind = pyarrow.string() if name == "error" else pyarrow.float64()
+        columns[name] = pyarrow.array(values, kind)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- what it shows ---
+
+
+def metrics_of(table: Table) -> list[str]:
+    """The columns that a person looks at first: how well a task was learned, or else the rates of all regions."""
+    if "accuracy" in table.columns:
+        return ["accuracy"]
+    return [name for name in table.columns if name.startswith(_RATES)]
+
+
+def grouped(table: Table) -> list[Group]:
+    """The rows without an error, by the combination of settings that they share."""
+    groups: dict[str, Group] = {}
+    for row in table.rows:
+        if row["error"] is None:
+            chosen = {name: row[name] for name in table.settings}
+            groups.setdefault(json.dumps(chosen), (chosen, []))[1].append(row)
+    return list(groups.values())
+
+
+def summary(table: Table) -> list[str]:
+    """Lines of text: mean and deviation over the seeds, for each combination of settings."""
+    metrics = metrics_of(table)
+    lines = [[short_name(name) for name in table.settings] + ["seeds"] + [short_name(name) for name in metrics]]
+    for chosen, rows in grouped(table):
+        figures = [_mean_and_deviation([row[name] for row in rows if row[name] is not None]) for name in metrics]
+        lines.append([*map(_text, chosen.values()), str(len(rows)), *figures])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) for line in lines]
+
+
+def short_name(column: str) -> str:
+    """A field's path without the words that say little; a rate with its unit."""
+    if column.startswith(_RATES):
+        return f"{column.removeprefix(_RATES)} (Hz)"
+    return ".".join(part for part in column.split(".") if part not in ("config", "regions"))
+
+
+def _mean_and_deviation(values: list[float]) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.3g}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2g}"

@@ -1,0 +1,310 @@
+"""A Dask cluster as its user sees it: functions and data on workers, and what becomes of workers and schedulers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import dask.array as da
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, Security
+
+from neuraxis.cluster import DaskCluster, dask_to_tensor, tensor_to_dask
+from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidArgument, InvalidType, TaskLost
+from tests.cluster import tasks
+from tests.cluster.conftest import LIMIT_S, Others
+from tests.crew.nursery import ROOT, SEARCH_PATH
+
+
+def until(what, limit_s=LIMIT_S):
+    """The first answer that is not false."""
+    deadline = time.monotonic() + limit_s
+    while not (answer := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+# --- to compute ---
+
+
+def test_functions_run_on_workers(cluster, tmp_path):
+    assert cluster.gather(cluster.map(tasks.square, range(7))) == [0, 1, 4, 9, 16, 25, 36]
+    assert cluster.gather(cluster.map(tasks.scaled, [1, 2], (x for x in (10, 20)), plus=3)) == [13, 43]
+    assert cluster.gather(cluster.submit(tasks.scaled, cluster.submit(tasks.square, 3), by=2)) == 18
+    pids = set(cluster.gather(cluster.map(tasks.pid, range(20), pure=False)))
+    assert os.getpid() not in pids
+    assert pids <= set(cluster.client.run(os.getpid).values())
+    # Results come in whatever their futures are in.
+    two, three = cluster.submit(tasks.square, 2), cluster.submit(tasks.square, 3)
+    found = cluster.gather({"both": [two, three], "one": (two,), "plain": 5})
+    assert found == {"both": [4, 9], "one": (4,), "plain": 5}
+    assert cluster.gather([]) == []
+    # Futures come in the order in which they finish.
+    late = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
+    early = cluster.submit(tasks.square, 12)
+    order = cluster.completed([late, early])
+    assert next(order) is early
+    (tmp_path / "go").touch()
+    assert list(order) == [late]
+    failed = cluster.submit(tasks.refuse, 5)
+    assert [future.status for future in cluster.completed([failed])] == ["error"]
+
+
+def test_data_are_sent_once_and_used_where_they_are(cluster):
+    one, other = cluster.scatter([np.arange(3), np.arange(4)])
+    assert cluster.gather(cluster.submit(np.add, one, 1)).tolist() == [1, 2, 3]
+    assert cluster.gather(other).tolist() == [0, 1, 2, 3]
+    named = cluster.scatter({"weights": np.ones(2)})
+    assert cluster.gather(named)["weights"].tolist() == [1, 1]
+    everywhere = cluster.scatter(np.full(5, 7), broadcast=True)
+    assert {len(workers) for workers in cluster.client.who_has(everywhere).values()} == {2}
+    assert len(cluster.client.who_has(one)[one.key]) == 1
+    cluster.replicate(one)
+    assert len(cluster.client.who_has(one)[one.key]) == 2
+    assert not cluster.client.amm.running()  # it would drop the copies
+
+
+def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
+    info = cluster.get_worker_info()
+    assert len(info) == 2
+    for address, worker in info.items():
+        assert address.startswith("tcp://127.0.0.1:")
+        assert (worker["host"], worker["threads"], worker["memory_limit"]) == ("127.0.0.1", 1, 4_000_000_000)
+    assert cluster.is_running
+    assert repr(cluster) == (
+        f"<DaskCluster {cluster.scheduler_address}: 2 workers x 1 threads, 3.73 GiB each; "
+        "no dashboard: pip install bokeh>"
+    )
+    assert cluster.dashboard_link is None
+    workers = set(cluster.client.run(os.getpid).values())
+    for process in (psutil.Process(), *map(psutil.Process, workers)):
+        listening = [each.laddr.ip for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        assert set(listening) == {"127.0.0.1"}
+    # Dask's own collections are computed there, too.
+    pids = da.ones((4, 3), chunks=(1, 3)).map_blocks(lambda block: block * os.getpid())
+    assert set(np.unique(pids.compute()).astype(int)) <= workers
+
+
+# --- what goes wrong ---
+
+
+def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluster, tmp_path):
+    with pytest.raises(LookupError, match="17 is not here"):
+        cluster.gather(cluster.map(tasks.refuse, [17]))
+    with pytest.raises(FileNotFoundError, match="/there/is/no/such/file"):  # an OSError, and not of the connection
+        cluster.gather(cluster.submit(tasks.read_nothing))
+    assert cluster.gather(cluster.submit(tasks.square, 4)) == 16
+    future = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
+    with pytest.raises(ClusterTimeout, match=r"gather: not done after 0\.2 s"):
+        cluster.gather(future, timeout=0.2)
+    (tmp_path / "go").touch()
+    assert cluster.gather(future, timeout=LIMIT_S) in cluster.client.run(os.getpid).values()
+
+    cancelled = cluster.submit(tasks.wait_for, str(tmp_path / "later"))
+    cancelled.cancel()
+    (tmp_path / "later").touch()
+    with pytest.raises(ClusterError, match="gather: it was cancelled"):
+        cluster.gather(cancelled)
+    with pytest.raises(InvalidType, match="func=3: a function is expected"):
+        cluster.submit(3)
+    with pytest.raises(InvalidArgument, match="timeout=0"):
+        cluster.gather([], timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n_workers": 0}, InvalidArgument, "n_workers=0: must be 1 or more"),
+        ({"n_workers": 2.0}, InvalidType, "n_workers=2.0: a whole number is expected"),
+        ({"threads_per_worker": -1}, InvalidArgument, "threads_per_worker=-1"),
+        ({"memory_limit": "much"}, InvalidArgument, "memory_limit='much': a size such as"),
+        ({"memory_limit": 1.5}, InvalidType, "memory_limit=1.5"),
+        ({"memory_limit": "1kB"}, InvalidArgument, "memory_limit='1kB': a worker needs 64MiB or more"),
+        ({"scheduler_address": "nowhere"}, InvalidArgument, "scheduler_address='nowhere': an address such as"),
+        ({"scheduler_address": "tcp://127.0.0.1:99999"}, InvalidArgument, "scheduler_address='tcp://127.0.0.1:99999'"),
+        ({"scheduler_address": "ftp://127.0.0.1:21"}, InvalidArgument, "scheduler_address='ftp://127.0.0.1:21': Dask"),
+        ({"scheduler_address": 8786}, InvalidType, "scheduler_address=8786"),
+        ({"security": "tls"}, InvalidType, "security='tls'"),
+        ({"security": True, "scheduler_address": "127.0.0.1:1"}, InvalidArgument, "security=True: makes keys"),
+        ({"timeout": 0}, InvalidArgument, "timeout=0"),
+    ],
+)
+def test_wrong_arguments_are_told_when_it_is_made(arguments, error, message):
+    with pytest.raises(error) as told:
+        DaskCluster(**arguments)
+    assert str(told.value).startswith(message)
+
+
+def test_it_must_run_and_can_run_again():
+    cluster = DaskCluster(n_workers=1, threads_per_worker=1, memory_limit=None)
+    assert repr(cluster) == "<DaskCluster not running>"
+    for use in (lambda: cluster.map(tasks.square, [1]), lambda: cluster.gather([]), cluster.get_worker_info):
+        with pytest.raises(ClusterClosed, match="call start"):
+            use()
+    for _ in range(2):
+        cluster.start()
+        assert cluster.start() is cluster
+        assert "no memory limit" in repr(cluster)
+        with cluster:  # it is running: nothing is started
+            future = cluster.submit(tasks.square, 9)
+            assert cluster.gather(future) == 81
+        assert not cluster.is_running
+        cluster.stop()
+        with pytest.raises(ClusterClosed):
+            cluster.gather(future)
+
+
+def test_keys_keep_others_out():
+    with DaskCluster(n_workers=1, threads_per_worker=1, security=True) as cluster:
+        assert cluster.scheduler_address.startswith("tls://127.0.0.1:")
+        assert cluster.gather(cluster.submit(tasks.square, 9)) == 81
+        stranger = DaskCluster(scheduler_address=cluster.scheduler_address.replace("tls", "tcp"), timeout=1)
+        with pytest.raises(ClusterError, match="no Dask scheduler answers there within 1 s"):
+            stranger.start()
+        other = Security.temporary()
+        with pytest.raises(ClusterError, match="no Dask scheduler answers"):
+            DaskCluster(scheduler_address=cluster.scheduler_address, security=other, timeout=1).start()
+        friend = DaskCluster(scheduler_address=cluster.scheduler_address, security=cluster.settings.security)
+        with friend:
+            assert friend.gather(friend.submit(tasks.square, 8)) == 64
+
+
+# --- workers that die ---
+
+
+def test_a_worker_killed_in_the_middle_costs_nothing_but_time(tmp_path):
+    with DaskCluster(n_workers=2, threads_per_worker=1) as cluster:
+        values = np.arange(12.0).reshape(6, 2)
+        squares = tensor_to_dask(values, chunks=(1, -1)).map_blocks(
+            tasks.note_and_wait, folder=str(tmp_path), meta=np.empty((0, 0))
+        )
+        future = cluster.client.compute(squares)
+        busy = until(lambda: len(found := list(tmp_path.glob("pid-*"))) == 2 and found)
+        os.kill(int(busy[0].name.removeprefix("pid-")), signal.SIGKILL)
+        until(lambda: len(list(tmp_path.glob("pid-*"))) == 3)  # one that was started in its place
+        (tmp_path / "go").touch()
+        assert np.array_equal(cluster.gather(future, timeout=LIMIT_S), values**2)
+
+
+def test_a_task_that_ends_every_worker_is_given_up():
+    with DaskCluster(n_workers=1, threads_per_worker=1) as cluster:
+        with pytest.raises(TaskLost, match="gather: 4 workers died, one after the other, while running the task") as e:
+            cluster.gather(cluster.submit(tasks.end_the_process))
+        assert e.value.task.startswith("end_the_process-")
+        assert cluster.gather(cluster.submit(tasks.square, 3)) == 9
+
+
+PARENT = """
+import sys
+from neuraxis.cluster import DaskCluster
+from tests.cluster import tasks
+
+if __name__ == "__main__":
+    with DaskCluster(n_workers=2, threads_per_worker=1) as cluster:
+        print(*cluster.client.run(tasks.pid).values(), flush=True)
+        deaf = cluster.submit(tasks.hold_the_lock_of_python, sys.argv[1])
+        cluster.gather(deaf)
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        until(lambda: list(tmp_path.glob("deaf-*")))
+    finally:
+        parent.kill()
+        parent.communicate(timeout=LIMIT_S)
+    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+    assert not alive
+
+
+def test_a_program_without_a_main_guard_is_told_so(tmp_path):
+    (tmp_path / "forgetful.py").write_text(PARENT.replace('if __name__ == "__main__":', "if True:"))
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "forgetful.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert 'below `if __name__ == "__main__":`' in done.stderr
+    assert "2 workers of 1 threads could not be started" in done.stderr
+
+
+# --- a scheduler of others ---
+
+
+def test_a_cluster_that_was_joined_stays_as_it_is(others: Others):
+    others.start_scheduler()
+    worker = others.start_worker()
+    with DaskCluster(scheduler_address=others.address) as cluster:
+        assert cluster.gather(cluster.submit(tasks.pid), timeout=LIMIT_S) == worker.pid
+        assert len(cluster.get_worker_info()) == 1
+        assert repr(cluster).startswith(f"<DaskCluster joined {others.address}; dashboard http://127.0.0.1:")
+    assert repr(cluster) == f"<DaskCluster not connected to {others.address}>"
+    assert all(process.poll() is None for process in others.processes)
+    with Client(others.address, timeout=LIMIT_S) as client:
+        assert client.submit(tasks.square, 5).result(timeout=LIMIT_S) == 25
+
+
+def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
+    scheduler = others.start_scheduler()
+    others.start_worker()
+    cluster = DaskCluster(scheduler_address=others.address, timeout=1)
+    with cluster:
+        never = cluster.submit(tasks.wait_for, str(tmp_path / "never"))
+        scheduler.send_signal(signal.SIGSTOP)
+        with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 1 s"):
+            cluster.gather(never)
+        scheduler.send_signal(signal.SIGCONT)
+        array = da.ones(4, chunks=2).map_blocks(tasks.note_and_wait, folder=str(tmp_path), meta=np.empty(0))
+        client = cluster.client
+        killer = threading.Thread(target=lambda: (until(lambda: len(client.futures) == 3), scheduler.kill()))
+        killer.start()  # as soon as the two chunks are asked for
+        with pytest.raises(ClusterError, match=f"dask_to_tensor: the scheduler at {others.address} is gone"):
+            dask_to_tensor(array)
+        killer.join()
+        with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):
+            cluster.gather(never)
+        with pytest.raises(ClusterError, match=f"the scheduler at {others.address} is gone"):
+            cluster.submit(tasks.square, 1)
+        assert not cluster.is_running
+    with pytest.raises(ClusterError, match=f"scheduler_address='{others.address}': no Dask scheduler answers there"):
+        cluster.start()
+
+
+# --- without Dask, and before it is used ---
+
+
+def test_dask_loads_when_it_is_used():
+    program = (
+        "import sys, neuraxis.distributed, neuraxis.cluster\n"
+        "assert not {'dask', 'distributed', 'torch'} & set(sys.modules)\n"
+        "sys.modules.update(dask=None)\n"
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: None\n"
+        "from neuraxis.distributed import DaskCluster\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SEARCH_PATH}, cwd=ROOT, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "dask is not installed. pip install 'neuraxis[dask]'" in done.stderr
