@@ -188,7 +188,7 @@ class Endpoint:
                 incoming is not None
                 and source is not None
                 and incoming.header_done == 0
-                and not (self._receives or self._unexpected)
+                and not self._comes_before(source, tag)
             ):
                 read = receive_message(
                     incoming.counters,
@@ -213,6 +213,13 @@ class Endpoint:
                 self._post(transfer)
         self._wait_or_forget(transfer, timeout)
         return transfer.source
+
+    def _comes_before(self, source: int, tag: int) -> bool:
+        """Whether somebody waits already for what a receive is for, or it has come."""
+        for transfer in self._receives:
+            if _matches(transfer, source, tag):
+                return True
+        return any(sender == source and header[0] == tag for sender, header, _ in self._unexpected)
 
     def _wait_or_forget(self, transfer: _Transfer, timeout: float) -> None:
         try:

@@ -17,9 +17,14 @@ _REST_S = 0.1  # nothing came for so long: nobody looks at the clock
 
 
 class Turns:
-    """One thread at a time listens. Each calls `take` first, and `begin` and `end` around what it does with a thing."""
+    """One thread at a time listens. Each calls `take` first, and `begin` and `end` around what it does with a thing.
 
-    def __init__(self) -> None:
+    `quick_s`: where work takes longer as a rule, another thread listens at once. More than the usual is for listeners
+    that keep the interpreter busy.
+    """
+
+    def __init__(self, quick_s: float = _QUICK_S) -> None:
+        self._quick_s = quick_s
         self._changed = threading.Condition()
         self._listener = 0  # the thread that listens, or will when its work is done
         self._busy_since = 0.0  # when its work began; 0 where it listens
@@ -44,7 +49,7 @@ class Turns:
     def begin(self) -> float:
         """Something came; the time. Where such work takes long, others listen from now on."""
         now = time.monotonic()
-        if self._typical_s > _QUICK_S:
+        if self._typical_s > self._quick_s:
             self.leave()
         else:
             self._last = self._busy_since = now

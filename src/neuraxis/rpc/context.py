@@ -29,6 +29,7 @@ from neuraxis.errors import (
 from neuraxis.mesh import Topology
 from neuraxis.rpc.backends import BACKENDS, Options, open_transport
 from neuraxis.rpc.failures import from_data
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.future import RpcFuture
 from neuraxis.rpc.handles import RemoteObject
 from neuraxis.rpc.housekeeping import Housekeeping
@@ -112,7 +113,9 @@ class RpcContext:
     def __repr__(self) -> str:
         if self._transport is None:
             return f"<RpcContext, backend {self.backend!r}, not initialized>"
-        return f"<RpcContext {self.name!r}, backend {self.backend!r}{', shut down' * self._ended.is_set()}>"
+        return (
+            f"<RpcContext {self._transport.me.name!r}, backend {self.backend!r}{', shut down' * self._ended.is_set()}>"
+        )
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -128,7 +131,13 @@ class RpcContext:
             self._largest = transport.largest
             self._pool = Pool(self.threads, transport.place_given_back)
             self._server = Server(
-                transport.me, self._registry, self._values, self._kept, transport.largest, self._handle_for, self._done.add
+                transport.me,
+                self._registry,
+                self._values,
+                self._kept,
+                transport.largest,
+                self._handle_for,
+                self._done.add,
             )
             self._housekeeping = Housekeeping(self._kept, transport.is_gone)
             open_contexts.append(self)
@@ -322,12 +331,12 @@ class RpcContext:
 
     def _answer_here(self, request: Request) -> bytes:
         """Call a function of this process: as any other, by bytes, and with a place in the pool."""
-        frame = request.write(INBOX)
+        frame = request.write(INBOX).joined()
         with self._pool.waiting():
             self._pool.enter()
             try:
                 answer = self._server.control if request.is_control else self._server.answer
-                return answer(frame, read_head(frame))
+                return answer(frame, read_head(frame)).joined()
             finally:
                 self._pool.leave()
 
@@ -390,7 +399,7 @@ class RpcContext:
         kind = Kind.CONTROL if is_control else Kind.CALL
         value = [int(operation), name, list(args), kwargs or {}]
 
-        def write(lane: int) -> bytes:
+        def write(lane: int) -> Frame:
             frame = self._values.encode(kind, lane, number, settled, value, to)
             if len(frame) > self._largest:
                 raise InvalidArgument(

@@ -28,10 +28,10 @@ def to_data(error: BaseException) -> dict[str, Any]:
         "module": kind.__module__,
         "name": kind.__qualname__,
         "text": _text_of(error),
-        "args": _plain(list(error.args)),
+        "args": _plain(_arguments_of(error)),
         "fields": _plain({name: value for name, value in vars(error).items() if name != "__notes__"}),
-        "notes": [str(note) for note in getattr(error, "__notes__", [])],
-        "traceback": text,
+        "notes": [_sendable(str(note)) for note in getattr(error, "__notes__", [])],
+        "traceback": _sendable(text),
     }
 
 
@@ -93,8 +93,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _arguments_of(error: BaseException) -> list[Any]:
+    """What its type makes it of; of an OSError that is more than its `args`."""
+    return list(error.__reduce__()[1]) if type(error).__module__ == "builtins" else list(error.args)
+
+
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
+        return _sendable(str(error))
     except Exception as reason:
         return f"(its text cannot be made: {reason!r})"
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

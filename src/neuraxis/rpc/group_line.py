@@ -1,8 +1,8 @@
 """Messages between the ranks of a communicator: over shared memory, gloo or MPI.
 
-A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length of
-what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of a
-larger one follows.
+A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length
+of what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of
+a larger one follows.
 
 Shared memory and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a
 thread of its own, until it says that it leaves.
@@ -36,6 +36,7 @@ from neuraxis.errors import (
     NeuraxisError,
     NotInitialized,
 )
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Kind, pack_head, read_head
 from neuraxis.rpc.transport import Party
@@ -44,8 +45,10 @@ from neuraxis.rpc.world import World
 __all__ = ["GroupLine"]
 
 _FIRST_BYTES = 8192
-_LENGTH = struct.Struct("<Q")
-_INLINE = _FIRST_BYTES - _LENGTH.size
+_LENGTHS = struct.Struct("<QII")  # of the message, of what the first piece has of it; how many pieces follow
+_PIECE = struct.Struct("<QQ")  # where a piece begins, and its length
+_MOST_PIECES = 64
+_INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
 _MOST_LANES = 32_000  # tags that every MPI allows
 _FOREVER_S = 1e8
 _FAREWELL_S = 2.0
@@ -56,6 +59,7 @@ class GroupLine:
     """A rank of a group that is only used for this. `owned` is the context that was started for it, if one was."""
 
     largest = 2**40
+    quick_s = 2e-3  # who reads looks for messages in Python, and so slows down who runs a call
     keeps_lanes: bool
 
     def __init__(self, group: Communicator, name: str, owned: DistributedContext | None) -> None:
@@ -75,7 +79,11 @@ class GroupLine:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
         here = host_identity()
         self._watch = ProcessWatch(
-            {r: ProcessIdentity(one[2], one[3]) for r, one in enumerate(everybody) if one[1] == here and r != group.rank}
+            {
+                r: ProcessIdentity(one[2], one[3])
+                for r, one in enumerate(everybody)
+                if one[1] == here and r != group.rank
+            }
         )
         self._left: set[int] = set()  # ranks that have said good-bye, or are known to be lost
         self._senders = [threading.Lock() for _ in everybody]
@@ -118,6 +126,9 @@ class GroupLine:
     def _is_lost(self, rank: int) -> bool:
         return rank in self._left or rank in self._watch.ended()
 
+    def left(self, party: Party) -> None:
+        self._left.add(self._ranks.get(party.name, -1))
+
     def mark(self, to: Party) -> int:
         return 0
 
@@ -132,7 +143,7 @@ class GroupLine:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    def send(self, to: Party, lane: int, frame: Any, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         rank = self._ranks.get(to.name)
         if rank is None or rank in self._left:
             raise self._died(to.name)
@@ -140,14 +151,10 @@ class GroupLine:
         if not self._senders[rank].acquire(timeout=timeout):
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name)
         try:
-            first = self._firsts[rank]
-            _LENGTH.pack_into(first, 0, len(frame))
-            inline = min(len(frame), _INLINE)
-            first.data[_LENGTH.size : _LENGTH.size + inline] = frame[:inline]
-            self._group.send(first, group_dst=rank, tag=lane, timeout=timeout)
-            if len(frame) > _INLINE:
-                rest = np.frombuffer(frame, np.uint8, offset=_INLINE)
-                self._group.send(rest, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
+            pieces = _fill(self._firsts[rank], frame)
+            self._group.send(self._firsts[rank], group_dst=rank, tag=lane, timeout=timeout)
+            for _, piece in pieces:
+                self._group.send(piece, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
         except CollectiveTimeout:
             # A part of it may still be on its way, and nothing can follow it.
             self._left.add(rank)
@@ -206,12 +213,13 @@ class GroupLine:
 
     def _rest(self, first: np.ndarray, rank: int, lane: int, timeout: float) -> np.ndarray:
         """The message that a first piece begins."""
-        (length,) = _LENGTH.unpack_from(first)
-        inline = min(length, _INLINE)
+        length, inline, pieces = _LENGTHS.unpack_from(first.data)
+        start = _LENGTHS.size + pieces * _PIECE.size
         frame = np.empty(length, np.uint8)
-        frame[:inline] = first[_LENGTH.size : _LENGTH.size + inline]
-        if length > inline:
-            self._group.recv(frame[inline:], group_src=rank, tag=lane, timeout=timeout)
+        frame[:inline] = first[start : start + inline]
+        for index in range(pieces):
+            offset, nbytes = _PIECE.unpack_from(first.data, _LENGTHS.size + index * _PIECE.size)
+            self._group.recv(frame[offset : offset + nbytes], group_src=rank, tag=lane, timeout=timeout)
         return frame
 
     def lane(self) -> _GroupLane:
@@ -225,7 +233,7 @@ class GroupLine:
     def _say_bye(self, rank: int) -> None:
         party = Party(self._names[rank], _LIFE)
         try:
-            self.send(party, INBOX, pack_head(Kind.BYE, 0, 0, 0, _LIFE, self.me, 0, 0), _FAREWELL_S)
+            self.send(party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, _LIFE, self.me, 0, 0)), _FAREWELL_S)
         except NeuraxisError:
             pass  # it is gone
 
@@ -268,6 +276,24 @@ class _GroupLane:
             raise line._translated(source.name, rank, error) from None
 
 
+def _fill(first: np.ndarray, frame: Frame) -> list[tuple[int, Any]]:
+    """Write the first piece of a message; those that follow, each with where it begins."""
+    start, pieces = frame.start, [(offset, np.frombuffer(piece, np.uint8)) for offset, piece in frame.pieces]
+    if len(pieces) >= _MOST_PIECES:
+        start, pieces = frame.joined(), []
+    inline = min(len(start), _INLINE)
+    if len(start) > inline:
+        pieces.insert(0, (inline, np.frombuffer(start, np.uint8, offset=inline)))
+    memory = first.data
+    _LENGTHS.pack_into(memory, 0, len(frame), inline, len(pieces))
+    position = _LENGTHS.size
+    for offset, piece in pieces:
+        _PIECE.pack_into(memory, position, offset, piece.size)
+        position += _PIECE.size
+    memory[position : position + inline] = start[:inline]
+    return pieces
+
+
 def _is_bye(frame: np.ndarray) -> bool:
     return read_head(frame).kind == Kind.BYE
 
@@ -277,9 +303,7 @@ def open_group(backend: str, world: World, init_method: str | None, timeout: flo
     try:
         context, owned = current_context(), None
     except NotInitialized:
-        context = owned = DistributedContext(
-            backend, init_method, world.size, world.rank, timeout=timeout
-        ).initialize()
+        context = owned = DistributedContext(backend, init_method, world.size, world.rank, timeout=timeout).initialize()
     if context.backend != backend and context.world_size > 1:
         raise InvalidArgument(
             f"backend={backend!r}: the distributed context of this process has {context.backend!r}; take that, or make "

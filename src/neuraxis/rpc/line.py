@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.transport import Party
 
 __all__ = ["INBOX", "Lane", "Line"]
@@ -34,9 +35,10 @@ class Line(Protocol):
 
     me: Party
     largest: int
+    quick_s: float  # calls that take longer as a rule are run while another thread reads the inbox
     keeps_lanes: bool  # whether a lane can be used again in which a reply has not come
 
-    def send(self, to: Party, lane: int, frame: bytes, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         """Send a message. CalleeDied if the party is known to be gone, CallTimeout if it could not be sent."""
 
     def receive(self) -> Any:
@@ -62,6 +64,9 @@ class Line(Protocol):
 
     def wait_for(self, names: Iterable[int | str], timeout: float) -> list[int | str]:
         """See `Transport`."""
+
+    def left(self, party: Party) -> None:
+        """A party has said that it leaves."""
 
     def open(self) -> None:
         """Be seen by others: this party reads its inbox."""

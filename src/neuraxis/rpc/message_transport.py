@@ -1,14 +1,13 @@
 """Calls as messages over a line: a request to the callee's inbox, a reply to the lane in which it is waited for.
 
 Threads that serve take turns at the inbox: the one that got a call runs it, and another reads meanwhile only if that
-takes long (`mesh.turns`). There is one thread more than there are places in the pool, so somebody always reads; what has
-no place waits in a queue, and is refused when that is full.
+takes long (`mesh.turns`). There is one thread more than there are places in the pool, so somebody always reads; what
+has no place waits in a queue, and is refused when that is full.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from typing import Any
 from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
 from neuraxis.mesh.turns import Turns
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX, Lane, Line
 from neuraxis.rpc.messages import Head, Kind, read_head
 from neuraxis.rpc.pending import Pending
@@ -30,7 +30,7 @@ __all__ = ["MessageTransport"]
 _log = logging.getLogger("neuraxis.rpc")
 _MOST_WAITING = 1000  # calls that have no place yet
 _REPLY_S = 30.0  # for sending a reply
-_CLOSE_S = 2.0
+_CLOSE_S = 0.5  # for threads; functions that run have been waited for
 
 
 class MessageTransport:
@@ -43,7 +43,7 @@ class MessageTransport:
         self._lanes: list[Lane] = []  # that nobody uses now
         self._pending = Pending(line)
         self._threads = Threads("neuraxis rpc")
-        self._turns = Turns()
+        self._turns = Turns(line.quick_s)
         self._waiting: deque[tuple[Any, Head]] = deque()
         self._refuses = False
         self._closed = False
@@ -88,6 +88,8 @@ class MessageTransport:
             self._pending.complete(head.number, frame)
         elif head.kind == Kind.CONTROL:
             self._reply(head, self._server.control(frame, head))
+        elif head.kind == Kind.BYE:
+            self._line.left(head.sender)
         elif head.kind != Kind.CALL:
             raise Unreadable(f"what came is of kind {head.kind}, which is not known here")
         elif self._refuses:
@@ -122,7 +124,7 @@ class MessageTransport:
                 self._pool.leave()
             self._reply(head, reply)
 
-    def _reply(self, head: Head, reply: bytes) -> None:
+    def _reply(self, head: Head, reply: Frame) -> None:
         try:
             self._line.send(head.sender, head.lane, reply, _REPLY_S)
         except NeuraxisError as error:  # who asked is gone

@@ -1,7 +1,7 @@
 """What callers and callees say to each other: a head of fixed form, by which a message finds its way, and a value.
 
-A frame is the head, the sender's name, a table of the arrays that lie beside, the value in msgpack, and the arrays' bytes
-(see `values`).
+A frame is the head, the sender's name, a table of the arrays that lie beside, the value in msgpack, and the arrays'
+bytes (see `values`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 
 from neuraxis.errors import CalleeDied
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.transport import Party
 
 __all__ = ["AtMostOnce"]
@@ -19,12 +20,15 @@ _MOST_CALLERS = 1000  # whose requests are followed
 _MOST_BYTES = 64 * 2**20  # of answers that are kept
 
 
+_DROPPED = Frame(b"")
+
+
 class _Caller:
-    """The requests of a caller from number `settled` on: None while one is run, b"" where the answer was dropped."""
+    """The requests of a caller from number `settled` on: None while one is run, _DROPPED where the answer was."""
 
     def __init__(self) -> None:
         self.settled = 0
-        self.answers: dict[int, bytes | None] = {}
+        self.answers: dict[int, Frame | None] = {}
 
 
 class AtMostOnce:
@@ -35,7 +39,7 @@ class AtMostOnce:
         self._callers: OrderedDict[Party, _Caller] = OrderedDict()
         self._bytes = 0
 
-    def begin(self, caller: Party, number: int, settled: int) -> bytes | None:
+    def begin(self, caller: Party, number: int, settled: int) -> Frame | None:
         """None if the request is to be run now; else the answer that it had. CalleeDied if that is not there."""
         with self._changed:
             known = self._callers.get(caller)
@@ -48,20 +52,20 @@ class AtMostOnce:
             if number >= known.settled and number not in known.answers:
                 known.answers[number] = None
                 return None
-            while known.answers.get(number, b"") is None:
+            while known.answers.get(number, _DROPPED) is None:
                 self._changed.wait()
-            answer = known.answers.get(number)
-        if not answer:
+            answer = known.answers.get(number, _DROPPED)
+        if answer is None or answer is _DROPPED:
             raise CalleeDied("the call has run, and its result is no longer there")
         return answer
 
-    def end(self, caller: Party, number: int, answer: bytes) -> None:
+    def end(self, caller: Party, number: int, answer: Frame) -> None:
         """What was answered to a request that was begun."""
         with self._changed:
             known = self._callers.get(caller)
             if known is not None and number in known.answers:
                 if self._bytes + len(answer) > _MOST_BYTES:
-                    answer = b""
+                    answer = _DROPPED
                 known.answers[number] = answer
                 self._bytes += len(answer)
                 self._changed.notify_all()
@@ -69,7 +73,7 @@ class AtMostOnce:
     def _settle(self, known: _Caller, settled: int) -> None:
         known.settled = settled
         for number in [number for number in known.answers if number < settled]:
-            self._bytes -= len(known.answers.pop(number) or b"")
+            self._bytes -= len(known.answers.pop(number) or _DROPPED)
 
     def _forget(self, known: _Caller) -> None:
-        self._bytes -= sum(len(answer or b"") for answer in known.answers.values())
+        self._bytes -= sum(len(answer or _DROPPED) for answer in known.answers.values())

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX, Line
 from neuraxis.rpc.transport import Done, Request
 
 __all__ = ["Pending"]
 
 _LOOK_S = 0.05  # how often deadlines and callees are looked at
-_LINGER_S = 1.0  # how long the thread stays that does, when there is nothing to look at
+_LINGER_S = 0.2  # how long the thread stays that does, when there is nothing to look at
 
 
 @dataclass
 class _Call:
     request: Request
-    frame: bytes
+    frame: Frame
     mark: int
     deadline: float
     done: Done
@@ -36,7 +37,7 @@ class Pending:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, request: Request, frame: bytes, mark: int, done: Done) -> None:
+    def add(self, request: Request, frame: Frame, mark: int, done: Done) -> None:
         call = _Call(request, frame, mark, time.monotonic() + request.timeout, done)
         with self._changed:
             if self._closed:

@@ -8,6 +8,7 @@ from typing import Any
 
 from neuraxis.errors import CallCancelled, CalleeDied, CallRefused, NotSerializable, UnknownFunction
 from neuraxis.rpc.failures import to_data
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.kept import Kept
 from neuraxis.rpc.messages import Head, Kind, Operation, read_request
 from neuraxis.rpc.once import AtMostOnce
@@ -49,7 +50,7 @@ class Server:
         self._on_done = on_done
         self._cancelled: OrderedDict[tuple[Party, int], None] = OrderedDict()
 
-    def answer(self, frame: Any, head: Head) -> bytes:
+    def answer(self, frame: Any, head: Head) -> Frame:
         """The reply to a call, whatever happens. Whoever calls this has a place in the pool."""
         try:
             known = self._once.begin(head.sender, head.number, head.settled)
@@ -64,7 +65,7 @@ class Server:
         self._once.end(head.sender, head.number, reply)
         return reply
 
-    def control(self, frame: Any, head: Head) -> bytes:
+    def control(self, frame: Any, head: Head) -> Frame:
         """The reply to what is done at once: holding, releasing, cancelling."""
         try:
             known = self._once.begin(head.sender, head.number, head.settled)
@@ -80,7 +81,7 @@ class Server:
         self._once.end(head.sender, head.number, reply)
         return reply
 
-    def refuse(self, head: Head, why: str) -> bytes:
+    def refuse(self, head: Head, why: str) -> Frame:
         """The reply to a call that is not run."""
         return self._fail(head, CallRefused(f"{self._me.name!r} does not take this call: {why}", self._me.name))
 
@@ -128,7 +129,7 @@ class Server:
             raise self._unknown("class or factory", name)
         raise CallRefused(f"operation {operation} is not known here", self._me.name)
 
-    def _success(self, head: Head, result: Any) -> bytes:
+    def _success(self, head: Head, result: Any) -> Frame:
         frame = self._values.encode(Kind.REPLY, head.lane, head.number, 0, [True, result], head.sender)
         if len(frame) > self._largest:
             raise CallRefused(
@@ -143,7 +144,7 @@ class Server:
         there = "that name is something else" if name in names else f"there are {', '.join(names) or 'none'}"
         return UnknownFunction(f"{self._me.name!r} has registered no {what} {name!r}; {there}", self._me.name)
 
-    def _fail(self, head: Head, error: BaseException) -> bytes:
+    def _fail(self, head: Head, error: BaseException) -> Frame:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next  # where the function raised, not how it was called

@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from neuraxis.comm.host import host_identity
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
 from neuraxis.errors import AlreadyInitialized, CallCancelled, CalleeDied, CalleeGone, CallTimeout, InvalidArgument
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Head, Kind, pack_head, read_head
 from neuraxis.rpc.pool import Pool
@@ -40,7 +42,7 @@ __all__ = ["TensorPipeTransport", "open_tensorpipe"]
 _MOST_WAITING = 1000
 _DEATH_S = 1.0  # a dying process closes its connections a moment before it counts as dead
 _FAREWELL_S = 2.0
-_CLOSE_S = 2.0
+_CLOSE_S = 0.5
 _LIFE = 1  # ranks do not come back
 
 
@@ -95,7 +97,7 @@ class TensorPipeTransport:
         head = read_head(frame)
         if head.kind == Kind.BYE:
             self._left.add(self._ranks.get(head.sender.name, -1))
-            answer.set_result(_tensor(b""))
+            answer.set_result(torch.empty(0, dtype=torch.uint8))
             return
         self._ready.wait()
         if head.kind == Kind.CONTROL:
@@ -191,7 +193,7 @@ class TensorPipeTransport:
 
     def close(self) -> None:
         global _current
-        bye = _tensor(pack_head(Kind.BYE, INBOX, 0, 0, _LIFE, self.me, 0, 0))
+        bye = _tensor(Frame(pack_head(Kind.BYE, INBOX, 0, 0, _LIFE, self.me, 0, 0)))
         told = [
             rpc.rpc_async(name, _serve_here, args=(bye,), timeout=_FAREWELL_S)
             for rank, name in enumerate(self._names)
@@ -209,7 +211,7 @@ class TensorPipeTransport:
         _current = None
 
 
-@rpc.functions.async_execution
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _serve_here(payload: Any) -> Any:
     """What torch calls in the callee's process."""
     answer: Any = torch.futures.Future()
@@ -219,8 +221,8 @@ def _serve_here(payload: Any) -> Any:
     return answer
 
 
-def _tensor(frame: bytes) -> Any:
-    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else torch.empty(0, dtype=torch.uint8)
+def _tensor(frame: Frame) -> Any:
+    return torch.frombuffer(bytearray(frame.joined()), dtype=torch.uint8)
 
 
 def open_tensorpipe(world: World, init_method: str | None, timeout: float, name: str | None) -> TensorPipeTransport:
@@ -234,7 +236,10 @@ def open_tensorpipe(world: World, init_method: str | None, timeout: float, name:
     launch = replace(launch, rank=rank, world_size=size, local_world_size=local)
     place = place_of(init_method, launch) if size > 1 else Place("127.0.0.1", (0,), "")
     me = identify_self()
-    with tempfile.TemporaryDirectory(prefix="neuraxis-rpc-") as folder, Rendezvous(place, rank, size, timeout) as meeting:
+    with (
+        tempfile.TemporaryDirectory(prefix="neuraxis-rpc-") as folder,
+        Rendezvous(place, rank, size, timeout) as meeting,
+    ):
         hello = _Hello(name or f"rank{rank}", host_identity(), me.pid, me.started, f"file://{Path(folder) / 'store'}")
         hellos = [
             msgspec.msgpack.decode(answer, type=_Hello) for answer in meeting.exchange(msgspec.msgpack.encode(hello))
@@ -258,7 +263,9 @@ def _start_agent(name: str, rank: int, size: int, meeting: str, timeout: float) 
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # else it would listen at an address of the host's
     try:
         options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=timeout)
-        rpc.init_rpc(name, rpc.BackendType.TENSORPIPE, rank, size, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a part of torch about another part of torch
+            rpc.init_rpc(name, rpc.BackendType.TENSORPIPE, rank, size, options)
     finally:
         if before is None:
             del os.environ["TP_SOCKET_IFNAME"]

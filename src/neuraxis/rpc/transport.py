@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from neuraxis.rpc.frames import Frame
     from neuraxis.rpc.pool import Pool
     from neuraxis.rpc.server import Server
 
@@ -35,7 +36,7 @@ class Request(NamedTuple):
     to: Party
     number: int
     is_control: bool
-    write: Callable[[int], bytes]
+    write: Callable[[int], Frame]
     timeout: float
 
 

@@ -19,12 +19,12 @@ import numpy as np
 from neuraxis.comm import objects
 from neuraxis.comm.objects import Shape, Unreadable
 from neuraxis.errors import NotSerializable
+from neuraxis.rpc.frames import ALIGNMENT, Frame
 from neuraxis.rpc.messages import Head, pack_head
 from neuraxis.rpc.transport import Party
 
 __all__ = ["Values"]
 
-_ALIGNMENT = 64
 _BESIDE_BYTES = 1024  # arrays from this size on lie beside
 _BESIDE, _HANDLE = 101, 102  # extensions of msgpack, beyond those of comm.objects
 _INDEX = struct.Struct("<I")
@@ -69,7 +69,7 @@ class Values:
 
     # --- to write ---------------------------------------------------------------------------------------------
 
-    def encode(self, kind: int, lane: int, number: int, settled: int, value: Any, to: Party) -> bytes:
+    def encode(self, kind: int, lane: int, number: int, settled: int, value: Any, to: Party) -> Frame:
         """A frame for a party; NotSerializable where the value cannot travel. The rest is explained at `Head`."""
         arrays: list[Any] = []
         try:
@@ -79,16 +79,10 @@ class Values:
         except UnicodeEncodeError as error:
             raise NotSerializable(f"text that is not valid Unicode cannot be sent: {error}") from error
         if not arrays:
-            return pack_head(kind, lane, number, settled, to.life, self.me, 0, len(body)) + body
+            return Frame(pack_head(kind, lane, number, settled, to.life, self.me, 0, len(body)) + body)
         table = msgspec.msgpack.encode([entry for entry, _ in arrays])
         head = pack_head(kind, lane, number, settled, to.life, self.me, len(table), len(body))
-        parts: list[Any] = [head, table, body]
-        size = len(head) + len(table) + len(body)
-        for _, content in arrays:
-            padding = -size % _ALIGNMENT
-            parts += (bytes(padding), content)
-            size += padding + len(content)
-        return b"".join(parts)
+        return Frame(head + table + body, [content for _, content in arrays])
 
     def _lower(self, value: Any, to: Party, arrays: list[Any]) -> Any:
         """What msgspec is to encode; arrays that lie beside are added to `arrays`."""
@@ -166,7 +160,7 @@ def _read_arrays(frame: Any, table: list[_Array], start: int) -> list[Any]:
     view = _writable(frame)
     arrays = []
     for entry in table:
-        start += -start % _ALIGNMENT
+        start += -start % ALIGNMENT
         end = start + entry.nbytes
         content = view[start:end]
         if entry.is_tensor:
@@ -193,4 +187,5 @@ class _Memory:
 
 def _writable(frame: Any) -> memoryview:
     """The memory of a frame that nobody else uses, to be written."""
-    return memoryview(np.asarray(_Memory(frame)) if frame.__class__ is bytes else frame)
+    array = np.asarray(_Memory(frame)) if frame.__class__ is bytes else np.asarray(frame)
+    return array.data

@@ -6,9 +6,10 @@ question of Zenoh's. What a question would tell (nobody is there, it has ended) 
 What is published while a link is cut (a router is restarted) is lost. So when a callee that was out of sight is seen
 again, what was asked is asked again; who answers knows its number, and runs it once.
 
-That a node is no longer seen means that it died, was stopped, or that a link is gone. A process of this machine can be
-looked at: while it lives, its return is waited for until the call's deadline. One elsewhere gets a few seconds, and as
-long as this node is itself cut off from its router, nobody counts as dead.
+That a node is no longer seen means that it left, died, was stopped, or that a link is gone. Who leaves says so. A
+process of this machine can be looked at: the return of one that is stopped is waited for until the call's deadline. Any
+other that is not seen gets a few seconds; and as long as this node is itself cut off from its router, nobody counts as
+dead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch
@@ -26,7 +28,9 @@ from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, MeshError
 from neuraxis.mesh import Node, Peer, Topology
 from neuraxis.mesh.keys import serve_key
 from neuraxis.mesh.topology import LARGEST_MESSAGE
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
+from neuraxis.rpc.messages import Kind, pack_head
 from neuraxis.rpc.transport import Party
 
 __all__ = ["ZenohLine"]
@@ -47,6 +51,7 @@ class ZenohLine:
 
     largest = LARGEST_MESSAGE - _ENVELOPE
     keeps_lanes = True
+    quick_s = 3e-4
 
     def __init__(self, name: str, mesh: str, topology: Topology | None, rank: int = -1) -> None:
         roles = (_ROLE,) if rank < 0 else (_ROLE, _rank_role(rank))
@@ -59,6 +64,7 @@ class ZenohLine:
         self._known: dict[Party, Peer] = {}  # all that were ever seen and are not known to be dead
         self._arrivals: dict[Party, int] = {}  # of those that are in sight: the number of their coming
         self._unseen: dict[Party, float] = {}  # since when the others are not
+        self._left: set[Party] = set()  # that have said good-bye
         self._coming = itertools.count(1)
         self._lane_numbers = itertools.count(INBOX + 1)
         self._host = socket.gethostname()
@@ -134,12 +140,16 @@ class ZenohLine:
             return False
         if self._node.closed or not self._node.connected:
             return False
+        if party in self._left:
+            return True
         peer = self._known.get(party)
-        if peer is not None and peer.host == self._host:
-            gone = not _lives(peer.pid)
-        else:
-            gone = time.monotonic() > self._unseen.setdefault(party, time.monotonic()) + _RETURN_S
-        return gone
+        state = _state_of(peer.pid) if peer is not None and peer.host == self._host else ""
+        if state in ("stopped", "dead"):
+            return state == "dead"
+        return time.monotonic() > self._unseen.setdefault(party, time.monotonic()) + _RETURN_S
+
+    def left(self, party: Party) -> None:
+        self._left.add(party)
 
     def _sees(self, party: Party) -> bool:
         return any(peer.incarnation == party.life for peer in self._node.lives(party.name))
@@ -160,12 +170,12 @@ class ZenohLine:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    def send(self, to: Party, lane: int, frame: bytes, timeout: float) -> None:
+    def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         publisher = self._publishers.get((to, lane))
         try:
             if publisher is None:
                 publisher = self._publisher(to, lane)
-            publisher.put(frame)
+            publisher.put(frame.joined())
         except Exception as error:
             if self._node.closed:
                 raise CallCancelled("this context was shut down during the call", to.name) from None
@@ -208,6 +218,12 @@ class ZenohLine:
     # --- to end -----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
+        bye = pack_head(Kind.BYE, INBOX, 0, 0, 0, self.me, 0, 0)
+        for party in list(self._arrivals):
+            try:
+                self._node.session.put(serve_key(self._node.mesh, party.name, f"rpc/{INBOX}"), bye, express=True)
+            except Exception:  # the session may be closed already
+                break
         try:
             self._inbox.undeclare()
         except Exception:  # the session may be closed already
@@ -248,10 +264,15 @@ def _rank_role(rank: int) -> str:
     return f"rpc-rank-{rank}"
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process of this machine runs, or is stopped; one that has ended and was not yet buried does not."""
+def _state_of(pid: int) -> str:
+    """Whether a process of this machine is "dead", "stopped" or "" (neither, as far as can be seen)."""
     watch = ProcessWatch({0: ProcessIdentity(pid, 0)})
     try:
-        return not watch.ended()
+        if watch.ended():  # also one that has ended and was not yet buried
+            return "dead"
     finally:
         watch.close()
+    try:
+        return "stopped" if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt" else ""
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,43 @@
+"""A message before it is sent: a small part, and large arrays that are still where the user has them.
+
+A line that can send pieces sends them from there; for the others `joined` makes bytes of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ALIGNMENT", "Frame"]
+
+ALIGNMENT = 64  # bytes: where arrays begin in a frame
+
+
+class Frame:
+    """The bytes of a message. `pieces` are (where it lies, memory) of what follows the small part `start`."""
+
+    __slots__ = ("_joined", "pieces", "size", "start")
+
+    def __init__(self, start: bytes, arrays: list[Any] | None = None) -> None:
+        self.start = start
+        self.pieces: list[tuple[int, Any]] = []
+        self.size = len(start)
+        self._joined: bytes | None = None
+        for array in arrays or ():
+            offset = self.size + -self.size % ALIGNMENT
+            self.pieces.append((offset, array))
+            self.size = offset + len(array)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def joined(self) -> bytes:
+        """All of it. What the user does with the arrays later does not change it."""
+        if self._joined is None:
+            parts: list[Any] = [self.start]
+            end = len(self.start)
+            for offset, piece in self.pieces:
+                parts += (bytes(offset - end), piece)
+                end = offset + len(piece)
+            self._joined = b"".join(parts) if self.pieces else self.start
+            self.pieces = []
+        return self._joined
