@@ -39,7 +39,7 @@ def rpc(
     Parameters
     ----------
     ways
-        Ways to call, ours and the peers: zenoh, shm, gloo, tensorpipe, raw-zenoh, torch-rpc, torch-tensor, managers.
+        Ways to call: ours are zenoh, shm, gloo and tensorpipe.
     sizes
         Bytes that are sent and come back, such as 64,4KB,1MB (a KB is 1024 bytes), which it is without it.
     repeats

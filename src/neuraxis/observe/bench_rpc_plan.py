@@ -43,7 +43,8 @@ WAYS = {
     "shm": Way("shm", "RpcContext over shm"),
     "gloo": Way("gloo", "RpcContext over gloo", needs_torch=True),
     "tensorpipe": Way("tensorpipe", "RpcContext over tensorpipe", needs_torch=True),
-    "raw-zenoh": Way("raw-zenoh", "Zenoh's own get and queryable, with bytes"),
+    "raw-zenoh": Way("raw-zenoh", "Zenoh's own get and queryable, with bytes and its own settings"),
+    "raw-zenoh-tcp": Way("raw-zenoh-tcp", "the same without its shared memory, which sessions of the mesh leave out"),
     "torch-rpc": Way("torch-rpc", "torch.distributed.rpc by itself (TensorPipe)", needs_torch=True),
     "torch-tensor": Way("torch-rpc", "the same, with a tensor in place of an array", needs_torch=True),
     "managers": Way(
@@ -51,7 +52,7 @@ WAYS = {
     ),
 }
 OURS = ("zenoh", "shm", "gloo", "tensorpipe")
-PEERS = ("raw-zenoh", "torch-rpc", "torch-tensor", "managers")
+PEERS = ("raw-zenoh", "raw-zenoh-tcp", "torch-rpc", "torch-tensor", "managers")
 TORCH_PEERS = ("torch-rpc", "torch-tensor")
 SPINNING = ("tensorpipe", "torch-rpc") if sys.platform == "linux" else ()  # crews that need cores even when they wait
 

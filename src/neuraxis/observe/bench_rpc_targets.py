@@ -30,6 +30,9 @@ def verdicts(results: Results) -> list[Verdict]:
         ratio = results.ratio(size, "zenoh", "raw-zenoh")
         if ratio is not None:
             text = f"{size_text(size)} over zenoh: {ratio:.2f} times raw Zenoh, wanted {_CLOSE_TO_RAW:g} at most"
+            without = results.ratio(size, "zenoh", "raw-zenoh-tcp")
+            if ratio > _CLOSE_TO_RAW and without is not None:
+                text += f" ({without:.2f} times where Zenoh, too, has no shared memory)"
             found.append(Verdict(text, ratio <= _CLOSE_TO_RAW))
     for size in results.plan.sizes:
         # torch has two ways to send the same bytes; whoever wants speed takes the quicker.

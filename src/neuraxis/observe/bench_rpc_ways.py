@@ -58,7 +58,12 @@ class Crew(Protocol):
 
 def open_crew(name: str, timeout_s: float) -> Crew:
     """Join a crew by its name, as the rank that the launcher's variables say."""
-    kinds: dict[str, Callable[[float], Crew]] = {"raw-zenoh": _RawZenoh, "torch-rpc": _TorchRpc, "managers": _Managers}
+    kinds: dict[str, Callable[[float], Crew]] = {
+        "raw-zenoh": _RawZenoh,
+        "raw-zenoh-tcp": partial(_RawZenoh, shared_memory=False),
+        "torch-rpc": _TorchRpc,
+        "managers": _Managers,
+    }
     return kinds[name](timeout_s) if name in kinds else _Ours(name, timeout_s)
 
 
@@ -112,9 +117,12 @@ class _TorchRpc:
 
 
 class _RawZenoh:
-    """Questions and answers as Zenoh has them. Without consolidation, and express: it would wait for more otherwise."""
+    """Questions and answers as Zenoh has them. Without consolidation, and express: it would wait for more otherwise.
 
-    def __init__(self, timeout_s: float) -> None:
+    By itself Zenoh sends large messages through shared memory.
+    """
+
+    def __init__(self, timeout_s: float, shared_memory: bool = True) -> None:
         import zenoh
 
         self._zenoh = zenoh
@@ -127,6 +135,7 @@ class _RawZenoh:
             "scouting": {"multicast": {"enabled": False}},
             "listen": {"endpoints": [] if self.rank == CALLER else [endpoint]},
             "connect": {"endpoints": [endpoint] if self.rank == CALLER else [], "timeout_ms": int(timeout_s * 1000)},
+            "transport": {"shared_memory": {"enabled": shared_memory}},
         }
         self._session: Any = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
         if self.rank == CALLER:
