@@ -45,7 +45,7 @@ def rpc(
     repeats
         Rounds, of which the median counts; 7 without it, 3 with --quick.
     quick
-        Fewer and shorter samples: about half a minute.
+        Fewer and shorter samples: about a minute.
     json
         Print the results as JSON, every round included.
     markdown

@@ -143,7 +143,7 @@ def _begin(crew: Contender, size: int, way: str, sample_s: float) -> Entry:
 
     def calls_for(pattern: str, calls: int) -> int:
         # Twice: a trial that lost its core for a while must not make the samples too short.
-        trials = [_ask(crew, Ask(f"{way}/{pattern}", size, calls, warmups=calls)).seconds for _ in range(2)]
+        trials = [_ask(crew, Ask(f"{way}/{pattern}", size, calls, warmups=calls // 5)).seconds for _ in range(2)]
         return min(max(round(sample_s * calls / max(min(trials), 1e-9)), _LEAST_CALLS), _MOST_CALLS)
 
     return Entry(
