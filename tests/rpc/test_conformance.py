@@ -71,7 +71,7 @@ def tensors_come_back(context: RpcContext) -> None:
     import torch
 
     if context.rank == 0:
-        for tensor in (torch.arange(5.0), torch.randn(300, 40).bfloat16(), torch.zeros(2, 3).t()):
+        for tensor in (torch.arange(5.0), torch.randn(300, 400).bfloat16(), torch.zeros(2, 3).t()):
             for value in (tensor, {"state": tensor}):
                 back = rpc_sync(1, "echo", value)
                 back = back["state"] if isinstance(back, dict) else back

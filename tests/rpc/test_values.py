@@ -40,11 +40,13 @@ def there_and_back(value: Any, allow_pickle: bool = False) -> Any:
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner)
-    | st.tuples(inner, inner)
-    | st.dictionaries(st.text(), inner)
-    | st.dictionaries(st.integers() | st.tuples(st.booleans()), inner)
-    | st.frozensets(st.integers()),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.booleans()), inner)
+        | st.frozensets(st.integers())
+    ),
     max_leaves=10,
 )
 
@@ -54,7 +56,7 @@ def test_plain_values_come_back(value: Any) -> None:
     assert there_and_back(value) == value
 
 
-@given(st.lists(st.integers(0, 3000), max_size=4), st.sampled_from(["u1", ">i4", "f8", "c16", "M8[ns]", "S3", "?"]))
+@given(st.lists(st.integers(0, 40000), max_size=4), st.sampled_from(["u1", ">i4", "f8", "c16", "M8[ns]", "S3", "?"]))
 def test_arrays_come_back_where_they_lie_aligned(sizes: list[int], dtype: str) -> None:
     arrays = [np.zeros(size, dtype) for size in sizes]
     back = there_and_back({"deep": [(array,) for array in arrays]})["deep"]
@@ -68,7 +70,7 @@ def test_arrays_come_back_where_they_lie_aligned(sizes: list[int], dtype: str) -
 
 def test_an_array_beside_is_not_copied_when_it_is_read() -> None:
     frame = np.frombuffer(
-        bytearray(values().encode(Kind.REPLY, 0, 1, 0, [np.arange(1000.0)], OTHER).joined()), np.uint8
+        bytearray(values().encode(Kind.REPLY, 0, 1, 0, [np.arange(10_000.0)], OTHER).joined()), np.uint8
     )
     (back,) = values().decode(frame, read_head(frame))
     assert np.shares_memory(back, frame)
@@ -76,7 +78,7 @@ def test_an_array_beside_is_not_copied_when_it_is_read() -> None:
 
 
 def test_what_is_sent_later_is_what_was_joined() -> None:
-    array = np.zeros(1000)
+    array = np.zeros(10_000)
     frame = values().encode(Kind.REPLY, 0, 1, 0, array, OTHER)
     assert [offset % ALIGNMENT for offset, _ in frame.pieces] == [0]
     joined = frame.joined()
@@ -107,7 +109,7 @@ def test_garbage_is_no_message(content: bytes) -> None:
 
 @given(st.data())
 def test_a_damaged_message_is_an_error_or_another_value(data: st.DataObject) -> None:
-    frame = bytearray(values().encode(Kind.CALL, 1, 2, 1, [1, "f", [np.arange(500), (1, 2j)], {}], OTHER).joined())
+    frame = bytearray(values().encode(Kind.CALL, 1, 2, 1, [1, "f", [np.arange(5000), (1, 2j)], {}], OTHER).joined())
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, 200))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(frame)))

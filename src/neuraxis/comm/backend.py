@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from neuraxis.comm.buffers import Buffer
 from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.errors import CollectiveTimeout, NeuraxisError
@@ -124,6 +126,10 @@ class Backend(ABC):
     def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
         """Receive and wait; the group rank it came from."""
         return _wait(self.ireceive(buffer, source, tag), timeout)
+
+    def receive_bytes(self, source: int | None, tag: int, timeout: float) -> tuple[np.ndarray, int]:
+        """Receive a message of any length; its bytes, and the group rank it came from. Only shm can."""
+        raise NotImplementedError
 
     def keep_going(self) -> None:
         """Make sure that messages under way get on even while nobody waits for them."""

@@ -306,6 +306,13 @@ class Communicator(ObjectForms):
         buffer.write_back()
         return self.ranks[source]
 
+    def receive_bytes(
+        self, group_src: int | None = None, tag: int = 0, timeout: float | None = None
+    ) -> tuple[np.ndarray, int]:
+        """A message of any length, from rank `group_src` or any, and the group rank it came from; shm only."""
+        limit = self.timeout if timeout is None else timeout
+        return self._calls.usable_backend().receive_bytes(group_src, tag, limit)
+
     # --- groups ---------------------------------------------------------------------------------
 
     def new_group(

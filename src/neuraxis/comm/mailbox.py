@@ -23,7 +23,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from neuraxis.comm.backend import Request
-from neuraxis.comm.buffers import Buffer, address_of
+from neuraxis.comm.buffers import Buffer, address_of, buffer_of
 from neuraxis.comm.futex import sleep_on_word
 from neuraxis.comm.reduction import ElementType
 from neuraxis.comm.rings import (
@@ -42,6 +42,7 @@ __all__ = ["Endpoint"]
 
 _PATIENCE = 50  # how often to look in vain before asking whether the other side lives, and going to sleep
 _HEADER_WORDS = HEADER_BYTES // 8
+_NOTHING = Buffer(0, 0, 1, ElementType.UINT8, None, None)
 
 
 class Rings(Protocol):
@@ -56,11 +57,13 @@ class Rings(Protocol):
 
 
 class _Transfer(Request):
-    """A message to be sent or received."""
+    """A message to be sent or received. One that is `open` takes a message of any length, as `content`."""
 
     def __init__(self, endpoint: Endpoint, buffer: Buffer, peer: int | None, tag: int, what: str) -> None:
         self.endpoint = endpoint
         self.buffer = buffer
+        self.open = False
+        self.content: np.ndarray | None = None
         self.peer = peer
         self.tag = tag
         self.what = what
@@ -214,6 +217,17 @@ class Endpoint:
         self._wait_or_forget(transfer, timeout)
         return transfer.source
 
+    def receive_bytes(self, source: int | None, tag: int, timeout: float) -> tuple[np.ndarray, int]:
+        """A message of any length, in memory that was taken for it, and the rank it came from."""
+        transfer = _Transfer(self, _NOTHING, source, tag, "receive")
+        transfer.open = True
+        with self._lock:
+            self._check_open()
+            self._post(transfer)
+        self._wait_or_forget(transfer, timeout)
+        assert transfer.content is not None
+        return transfer.content, transfer.source
+
     def _comes_before(self, source: int, tag: int) -> bool:
         """Whether somebody waits already for what a receive is for, or it has come."""
         for transfer in self._receives:
@@ -342,9 +356,7 @@ class Endpoint:
         for index, (sender, header, content) in enumerate(self._unexpected):
             if _matches(transfer, sender, int(header[0])):
                 del self._unexpected[index]
-                if self._fits(transfer, sender, header):
-                    transfer.buffer.bytes()[:] = content
-                    self._finish_receive(transfer, sender)
+                self._hand_over(transfer, sender, header, content)
                 return
         self._receives.append(transfer)
 
@@ -444,7 +456,10 @@ class Endpoint:
         for transfer in self._receives:
             if _matches(transfer, source, int(incoming.header[0])):
                 self._receives.remove(transfer)
-                if self._fits(transfer, source, incoming.header):
+                if transfer.open:
+                    transfer.content = np.empty(int(incoming.header[1]), np.uint8)
+                    transfer.buffer = buffer_of(transfer.content, "message", writes=True)
+                if transfer.open or self._fits(transfer, source, incoming.header):
                     incoming.transfer = transfer
                     return
                 break
@@ -464,11 +479,19 @@ class Endpoint:
         for transfer in self._receives:
             if _matches(transfer, source, int(header[0])):
                 self._receives.remove(transfer)
-                if self._fits(transfer, source, header):
-                    transfer.buffer.bytes()[:] = content
-                    self._finish_receive(transfer, source)
+                self._hand_over(transfer, source, header, content)
                 return
         self._unexpected.append((source, header, content))
+
+    def _hand_over(self, transfer: _Transfer, source: int, header: np.ndarray, content: np.ndarray) -> None:
+        """Give a whole message to who has asked for it."""
+        if transfer.open:
+            transfer.content = content
+        elif self._fits(transfer, source, header):
+            transfer.buffer.bytes()[:] = content
+        else:
+            return
+        self._finish_receive(transfer, source)
 
     def _fits(self, transfer: _Transfer, source: int, header: np.ndarray) -> bool:
         nbytes, element = int(header[1]), int(header[2])

@@ -301,6 +301,9 @@ class ShmBackend(Backend):
     def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
         return self._endpoint.receive(buffer, source, tag, timeout)
 
+    def receive_bytes(self, source: int | None, tag: int, timeout: float) -> tuple[np.ndarray, int]:
+        return self._endpoint.receive_bytes(source, tag, timeout)
+
     def keep_going(self) -> None:
         self._endpoint.keep_going()
 

@@ -30,6 +30,12 @@ class Frame:
     def __len__(self) -> int:
         return self.size
 
+    def copy_to(self, memory: bytearray) -> None:
+        """Write all of it to memory of its size. What lies between the parts is left as it is."""
+        memory[: len(self.start)] = self.start
+        for offset, piece in self.pieces:
+            memory[offset : offset + len(piece)] = piece
+
     def joined(self) -> bytes:
         """All of it. What the user does with the arrays later does not change it."""
         if self._joined is None:

@@ -2,7 +2,7 @@
 
 A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length
 of what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of
-a larger one follows.
+a larger one follows. (In shared memory it need not: there a message comes as it is, in memory that is taken for it.)
 
 Shared memory and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a
 thread of its own, until it says that it leaves.
@@ -38,7 +38,7 @@ from neuraxis.errors import (
 )
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
-from neuraxis.rpc.messages import Kind, pack_head, read_head
+from neuraxis.rpc.messages import Kind, pack_head, read_head, with_pieces_apart
 from neuraxis.rpc.transport import Party
 from neuraxis.rpc.world import World
 
@@ -48,6 +48,7 @@ _FIRST_BYTES = 8192
 _LENGTHS = struct.Struct("<QII")  # of the message, of what the first piece has of it; how many pieces follow
 _PIECE = struct.Struct("<QQ")  # where a piece begins, and its length
 _MOST_PIECES = 64
+_MOST_APART = 255
 _INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
 _MOST_LANES = 32_000  # tags that every MPI allows
 _FOREVER_S = 1e8
@@ -67,6 +68,7 @@ class GroupLine:
         self._owned = owned
         self._rank = group.rank
         self._hears_anybody = group.backend_name != "gloo"
+        self._any_length = group.backend_name == "shm"
         # A wait that was given up may still take what comes next, but not in memory that is ours.
         self.keeps_lanes = group.backend_name == "shm"
         me = identify_self()
@@ -151,6 +153,9 @@ class GroupLine:
         if not self._senders[rank].acquire(timeout=timeout):
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name)
         try:
+            if self._any_length:
+                self._send_whole(rank, lane, frame, deadline)
+                return
             pieces = _fill(self._firsts[rank], frame)
             self._group.send(self._firsts[rank], group_dst=rank, tag=lane, timeout=timeout)
             for _, piece in pieces:
@@ -164,6 +169,27 @@ class GroupLine:
             raise self._translated(to.name, rank, error) from None
         finally:
             self._senders[rank].release()
+
+    def _send_whole(self, rank: int, lane: int, frame: Frame, deadline: float) -> None:
+        """Send a message as it is; large pieces of it go from where they are, each as a message."""
+        start: Any = frame.start
+        pieces = frame.pieces
+        if len(pieces) > _MOST_APART:
+            start, pieces = frame.joined(), []
+        if pieces:
+            start = with_pieces_apart(start, len(pieces))
+        for one in (start, *(piece for _, piece in pieces)):
+            content = np.frombuffer(one, np.uint8)
+            self._group.send(content, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
+
+    def _receive_whole(self, rank: int | None, lane: int, timeout: float) -> tuple[Any, int]:
+        """A message that was sent so, and who sent it."""
+        start, rank = self._group.receive_bytes(rank, lane, timeout)
+        apart = start[1]
+        if not apart:
+            return start, rank
+        pieces = [self._group.receive_bytes(rank, lane, timeout)[0] for _ in range(apart)]
+        return Frame(start, pieces), rank  # type: ignore[arg-type]
 
     def _translated(self, name: str, rank: int, error: NeuraxisError) -> NeuraxisError:
         if self._stopped.is_set() or isinstance(error, CommunicatorClosed):
@@ -179,8 +205,11 @@ class GroupLine:
             return frame
         while not self._stopped.is_set():
             try:
-                rank = self._group.recv(self._inbox_first, tag=INBOX)
-                frame = self._rest(self._inbox_first, self._group.ranks.index(rank), INBOX, _FOREVER_S)
+                if self._any_length:
+                    frame, rank = self._receive_whole(None, INBOX, _FOREVER_S)
+                else:
+                    rank = self._group.ranks.index(self._group.recv(self._inbox_first, tag=INBOX))
+                    frame = self._rest(self._inbox_first, rank, INBOX, _FOREVER_S)
             except CollectiveTimeout:
                 continue
             except NeuraxisError:
@@ -189,8 +218,8 @@ class GroupLine:
                 return None
             if not _is_bye(frame):
                 return frame
-            if rank != self._group.ranks[self._rank]:
-                self._left.add(self._group.ranks.index(rank))
+            if rank != self._rank:
+                self._left.add(rank)
         return None
 
     def _hear(self, rank: int) -> None:
@@ -268,6 +297,8 @@ class _GroupLane:
         line = self._line
         rank = line._ranks[source.name]
         try:
+            if line._any_length:
+                return line._receive_whole(rank, self.number, timeout)[0]
             line._group.recv(self._first, group_src=rank, tag=self.number, timeout=timeout)
             return line._rest(self._first, rank, self.number, timeout)
         except CollectiveTimeout:
@@ -294,7 +325,7 @@ def _fill(first: np.ndarray, frame: Frame) -> list[tuple[int, Any]]:
     return pieces
 
 
-def _is_bye(frame: np.ndarray) -> bool:
+def _is_bye(frame: Any) -> bool:
     return read_head(frame).kind == Kind.BYE
 
 

@@ -170,6 +170,7 @@ class MessageTransport:
 
     def start(self, request: Request, done: Done) -> None:
         frame = request.write(INBOX)
+        frame.joined()  # what the user does with arrays from now on is not to change it
         mark = self._line.mark(request.to)
         self._pending.add(request, frame, mark, done)
         try:

@@ -11,11 +11,22 @@ import struct
 from typing import Any, NamedTuple
 
 from neuraxis.comm.objects import Unreadable
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.transport import Party
 
-__all__ = ["CONTROL_OPERATIONS", "Head", "Kind", "Operation", "pack_head", "read_head", "read_reply", "read_request"]
+__all__ = [
+    "CONTROL_OPERATIONS",
+    "Head",
+    "Kind",
+    "Operation",
+    "pack_head",
+    "read_head",
+    "read_reply",
+    "read_request",
+    "with_pieces_apart",
+]
 
-_HEAD = struct.Struct("<BxHIIIQQQQ")
+_HEAD = struct.Struct("<BBHIIIQQQQ")
 
 
 class Kind(enum.IntEnum):
@@ -52,6 +63,7 @@ class Head(NamedTuple):
         life: which process of the receiver's name is meant: a later one must not run it.
         sender: who says it.
         table, body, end: where in the frame the table begins, the value, and what lies beside.
+        apart: how many pieces of it come as messages of their own.
     """
 
     kind: int
@@ -63,19 +75,24 @@ class Head(NamedTuple):
     table: int
     body: int
     end: int
+    apart: int
 
 
 def pack_head(
     kind: int, lane: int, number: int, settled: int, life: int, sender: Party, table_bytes: int, body_bytes: int
 ) -> bytes:
     name = sender.name.encode()
-    return _HEAD.pack(kind, len(name), lane, table_bytes, body_bytes, number, settled, life, sender.life) + name
+    return _HEAD.pack(kind, 0, len(name), lane, table_bytes, body_bytes, number, settled, life, sender.life) + name
 
 
 def read_head(frame: Any) -> Head:
     """The head of a frame; Unreadable if it has none."""
+    if frame.__class__ is Frame:
+        frame = frame.start
     try:
-        kind, name_bytes, lane, table_bytes, body_bytes, number, settled, life, sender_life = _HEAD.unpack_from(frame)
+        kind, apart, name_bytes, lane, table_bytes, body_bytes, number, settled, life, sender_life = _HEAD.unpack_from(
+            frame
+        )
         table = _HEAD.size + name_bytes
         sender = Party(bytes(frame[_HEAD.size : table]).decode(), sender_life)
     except (struct.error, UnicodeDecodeError, TypeError) as error:
@@ -83,7 +100,14 @@ def read_head(frame: Any) -> Head:
     body = table + table_bytes
     if body + body_bytes > len(frame):
         raise Unreadable(f"a frame has {len(frame)} bytes, and should have {body + body_bytes} at least")
-    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes)
+    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes, apart)
+
+
+def with_pieces_apart(start: bytes, pieces: int) -> bytearray:
+    """The small part of a frame whose pieces are sent as messages of their own."""
+    marked = bytearray(start)
+    marked[1] = pieces
+    return marked
 
 
 _REQUEST = [int, str, list, dict]

@@ -25,7 +25,7 @@ from neuraxis.rpc.transport import Party
 
 __all__ = ["Values"]
 
-_BESIDE_BYTES = 1024  # arrays from this size on lie beside
+_BESIDE_BYTES = 16384  # arrays from this size on lie beside: a smaller one is sooner copied than described
 _BESIDE, _HANDLE = 101, 102  # extensions of msgpack, beyond those of comm.objects
 _INDEX = struct.Struct("<I")
 
@@ -101,7 +101,7 @@ class Values:
             content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
             return _beside(_Array(False, objects.describe(value.dtype), value.shape, value.nbytes), content, arrays)
         if objects.is_plain_tensor(value) and value.numel() * value.element_size() >= _BESIDE_BYTES:
-            content = objects.tensor_elements(value)
+            content = memoryview(objects.tensor_elements(value))
             return _beside(_Array(True, objects.tensor_type(value), tuple(value.shape), len(content)), content, arrays)
         if isinstance(value, self._handle_type):
             return msgspec.msgpack.Ext(_HANDLE, msgspec.msgpack.encode(self._export(value, to)))
@@ -122,7 +122,7 @@ class Values:
     def decode(self, frame: Any, head: Head) -> Any:
         """The value of a frame that nobody else uses. Arrays and tensors can be written."""
         try:
-            view = memoryview(frame)
+            view = memoryview(frame.start if frame.__class__ is Frame else frame)
             if head.table == head.body:
                 return self._plain_decoder.decode(view[head.body : head.end])
             arrays = _read_arrays(frame, _TABLE.decode(view[head.table : head.body]), head.end)
@@ -156,13 +156,14 @@ def _beside(entry: _Array, content: Any, arrays: list[Any]) -> msgspec.msgpack.E
 
 
 def _read_arrays(frame: Any, table: list[_Array], start: int) -> list[Any]:
-    """The arrays that lie beside, from `start` on: views of the frame."""
-    view = _writable(frame)
+    """The arrays that lie beside, from `start` on, or came apart: views of what came."""
+    apart = [piece.data for _, piece in frame.pieces] if frame.__class__ is Frame else []
+    view = None if apart else _writable(frame)
     arrays = []
-    for entry in table:
+    for index, entry in enumerate(table):
         start += -start % ALIGNMENT
         end = start + entry.nbytes
-        content = view[start:end]
+        content = apart[index] if view is None else view[start:end]
         if entry.is_tensor:
             arrays.append(objects.tensor_of(entry.element, entry.shape, content))
         else:

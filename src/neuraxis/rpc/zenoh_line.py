@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch
-from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, MeshError
+from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone
 from neuraxis.mesh import Node, Peer, Topology
 from neuraxis.mesh.keys import serve_key
 from neuraxis.mesh.topology import LARGEST_MESSAGE
@@ -59,6 +59,7 @@ class ZenohLine:
         self.me = Party(self._node.name, self._node.incarnation)
         self._rank = rank
         self._lock = threading.Lock()
+        self._mine = threading.local()
         self._publishers: dict[tuple[Party, int], Any] = {}
         self._found: dict[int | str, Party] = {}
         self._known: dict[Party, Peer] = {}  # all that were ever seen and are not known to be dead
@@ -175,13 +176,27 @@ class ZenohLine:
         try:
             if publisher is None:
                 publisher = self._publisher(to, lane)
-            publisher.put(frame.joined())
+            publisher.put(self._payload(frame) if lane == INBOX else frame.joined())
         except Exception as error:
             if self._node.closed:
                 raise CallCancelled("this context was shut down during the call", to.name) from None
             if (to, lane) not in self._publishers:
                 return  # it went out of sight this moment: see `look`
-            raise MeshError(f"{to.name!r} cannot be reached: {error}") from error
+            raise CalleeDied(f"{to.name!r} cannot be reached: {error}", to.name) from error
+
+    def _payload(self, frame: Frame) -> bytes | bytearray:
+        """A request as Zenoh takes it, which copies it.
+
+        Who waits for a reply is likely to ask again for as much: memory that is used again need not be taken from the
+        system, page by page, which takes longer than to fill it.
+        """
+        if not frame.pieces:
+            return frame.joined()
+        memory: bytearray | None = getattr(self._mine, "memory", None)
+        if memory is None or len(memory) != len(frame):
+            memory = self._mine.memory = bytearray(len(frame))
+        frame.copy_to(memory)
+        return memory
 
     def _publisher(self, to: Party, lane: int) -> Any:
         import zenoh
@@ -252,7 +267,7 @@ class _ZenohLane:
                 now = monotonic()
             end = begun + min(timeout, _LOOK_S)
             while sample is None and now < end:
-                time.sleep(min(_LONGEST_NAP_S, (now - begun) / 8))
+                time.sleep(min(_LONGEST_NAP_S, (now - begun) / 16))
                 sample = receive()
                 now = monotonic()
         except Exception:  # the session is closed
