@@ -240,6 +240,11 @@ def futures(context: RpcContext) -> None:
     assert told.wait(20)
     assert seen == ["never mind", 0.3]
     assert isinstance(rpc_async(1, "fail", "key").exception(), KeyError)
+    big = np.arange(100_000)
+    sent = [rpc_async(1, "echo", big), rpc_async(1, "echo", {"state": [big]})]
+    big[:] = 0  # what was sent stays what it was
+    np.testing.assert_array_equal(sent[0].wait(), np.arange(100_000))
+    np.testing.assert_array_equal(sent[1].wait()["state"][0], np.arange(100_000))
 
 
 def test_futures(crew: Crew) -> None:

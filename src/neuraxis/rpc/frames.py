@@ -15,13 +15,12 @@ ALIGNMENT = 64  # bytes: where arrays begin in a frame
 class Frame:
     """The bytes of a message. `pieces` are (where it lies, memory) of what follows the small part `start`."""
 
-    __slots__ = ("_joined", "pieces", "size", "start")
+    __slots__ = ("pieces", "size", "start")
 
     def __init__(self, start: bytes, arrays: list[Any] | None = None) -> None:
         self.start = start
         self.pieces: list[tuple[int, Any]] = []
         self.size = len(start)
-        self._joined: bytes | None = None
         for array in arrays or ():
             offset = self.size + -self.size % ALIGNMENT
             self.pieces.append((offset, array))
@@ -37,13 +36,12 @@ class Frame:
             memory[offset : offset + len(piece)] = piece
 
     def joined(self) -> bytes:
-        """All of it. What the user does with the arrays later does not change it."""
-        if self._joined is None:
+        """All of it, in one part from now on. What the user does with the arrays later does not change it."""
+        if self.pieces:
             parts: list[Any] = [self.start]
             end = len(self.start)
             for offset, piece in self.pieces:
                 parts += (bytes(offset - end), piece)
                 end = offset + len(piece)
-            self._joined = b"".join(parts) if self.pieces else self.start
-            self.pieces = []
-        return self._joined
+            self.start, self.pieces = b"".join(parts), []
+        return self.start

@@ -1,8 +1,8 @@
 """Messages between the ranks of a communicator: over shared memory, gloo or MPI.
 
-A lane is a tag, so the backend itself brings a reply to the thread that waits for it. A receiver must know the length
-of what it receives: so a message begins with a piece of fixed length, which has room for a small one, and the rest of
-a larger one follows. (In shared memory it need not: there a message comes as it is, in memory that is taken for it.)
+Over shared memory a lane is a tag, so the mailbox itself brings a reply to the thread that waits for it, and a message
+comes as it is, in memory that is taken for it. A receiver of gloo or MPI must know the length of what it receives: so
+there a message begins with a piece of fixed length, which has room for a small one, and the rest of a larger follows.
 
 Shared memory and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a
 thread of its own, until it says that it leaves.
@@ -28,7 +28,6 @@ from neuraxis.errors import (
     CallCancelled,
     CalleeDied,
     CalleeGone,
-    CallRefused,
     CallTimeout,
     CollectiveTimeout,
     CommunicatorClosed,
@@ -44,13 +43,12 @@ from neuraxis.rpc.world import World
 
 __all__ = ["GroupLine"]
 
-_FIRST_BYTES = 8192
+_FIRST_BYTES = 3072  # which MPI sends without waiting for the receiver
 _LENGTHS = struct.Struct("<QII")  # of the message, of what the first piece has of it; how many pieces follow
 _PIECE = struct.Struct("<QQ")  # where a piece begins, and its length
-_MOST_PIECES = 64
+_MOST_PIECES = 16
 _MOST_APART = 255
 _INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
-_MOST_LANES = 32_000  # tags that every MPI allows
 _FOREVER_S = 1e8
 _FAREWELL_S = 2.0
 _LIFE = 1  # ranks of a group do not come back
@@ -61,7 +59,6 @@ class GroupLine:
 
     largest = 2**40
     quick_s = 2e-3  # who reads looks for messages in Python, and so slows down who runs a call
-    keeps_lanes: bool
 
     def __init__(self, group: Communicator, name: str, owned: DistributedContext | None) -> None:
         self._group = group
@@ -69,8 +66,8 @@ class GroupLine:
         self._rank = group.rank
         self._hears_anybody = group.backend_name != "gloo"
         self._any_length = group.backend_name == "shm"
-        # A wait that was given up may still take what comes next, but not in memory that is ours.
-        self.keeps_lanes = group.backend_name == "shm"
+        # gloo and MPI cannot give up a wait: what is sent then to who waits no longer would block who sends it.
+        self.has_lanes = self._any_length
         me = identify_self()
         everybody: list[Any] = [None] * group.size
         group.all_gather_object(everybody, [name, host_identity(), me.pid, me.started])
@@ -252,10 +249,7 @@ class GroupLine:
         return frame
 
     def lane(self) -> _GroupLane:
-        number = next(self._lane_numbers)
-        if number > _MOST_LANES:
-            raise CallRefused(f"{_MOST_LANES:,} calls have not been answered: no more can be made in this context")
-        return _GroupLane(self, number)
+        return _GroupLane(self, next(self._lane_numbers))
 
     # --- to end -----------------------------------------------------------------------------------------------
 
@@ -291,16 +285,12 @@ class _GroupLane:
     def __init__(self, line: GroupLine, number: int) -> None:
         self.number = number
         self._line = line
-        self._first = np.zeros(_FIRST_BYTES, np.uint8)
 
     def receive(self, source: Party, timeout: float) -> Any:
         line = self._line
         rank = line._ranks[source.name]
         try:
-            if line._any_length:
-                return line._receive_whole(rank, self.number, timeout)[0]
-            line._group.recv(self._first, group_src=rank, tag=self.number, timeout=timeout)
-            return line._rest(self._first, rank, self.number, timeout)
+            return line._receive_whole(rank, self.number, timeout)[0]
         except CollectiveTimeout:
             return None
         except NeuraxisError as error:

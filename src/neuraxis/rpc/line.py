@@ -36,7 +36,7 @@ class Line(Protocol):
     me: Party
     largest: int
     quick_s: float  # calls that take longer as a rule are run while another thread reads the inbox
-    keeps_lanes: bool  # whether a lane can be used again in which a reply has not come
+    has_lanes: bool  # whether there are others than the inbox
 
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         """Send a message. CalleeDied if the party is known to be gone, CallTimeout if it could not be sent."""

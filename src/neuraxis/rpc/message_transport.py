@@ -8,6 +8,7 @@ has no place waits in a queue, and is refused when that is full.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -133,18 +134,32 @@ class MessageTransport:
     # --- to call ----------------------------------------------------------------------------------------------
 
     def call(self, request: Request) -> Any:
+        if not self._line.has_lanes:
+            return self._call_by_inbox(request)
         try:
             lane = self._lanes.pop()
         except IndexError:
             lane = self._line.lane()
-        answered = False
         try:
-            reply = self._call_in(lane, request)
-            answered = True
-            return reply
+            return self._call_in(lane, request)
         finally:
-            if answered or self._line.keeps_lanes:
-                self._lanes.append(lane)
+            self._lanes.append(lane)
+
+    def _call_by_inbox(self, request: Request) -> Any:
+        """Wait for a reply that another thread reads."""
+        outcome: list[Any] = []
+        came = threading.Event()
+
+        def done(reply: Any, error: BaseException | None) -> None:
+            outcome.extend((reply, error))
+            came.set()
+
+        self.start(request, done)
+        came.wait()  # it comes within the request's time: see `Pending`
+        reply, error = outcome
+        if error is not None:
+            raise error
+        return reply
 
     def _call_in(self, lane: Lane, request: Request) -> Any:
         line, to, number = self._line, request.to, request.number

@@ -50,7 +50,7 @@ class ZenohLine:
     """A node of a mesh. `rank` is -1 where there are only names."""
 
     largest = LARGEST_MESSAGE - _ENVELOPE
-    keeps_lanes = True
+    has_lanes = True
     quick_s = 3e-4
 
     def __init__(self, name: str, mesh: str, topology: Topology | None, rank: int = -1) -> None:
