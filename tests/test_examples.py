@@ -38,11 +38,13 @@ EXAMPLES = {
     "20_resume.py": ([*LAUNCH, "-n", "2", "--max-restarts", "1"], "resumed in epoch 2, after step 10"),
     "21_parameter_server.py": ([sys.executable], "0.5 · 0.8 is about 0.4"),
     "22_partition.py": ([*LAUNCH, "-n", "2"], "stages and whole agree: True"),
+    "23_rpc.py": ([*LAUNCH, "-n", "2"], "an error of the other side: -1 has no real root"),
+    "24_inference.py": ([sys.executable], "400 requests, 400 answers, 400 of them right"),
+    "25_dask.py": ([sys.executable], "4 chunks of (1000, 16), each with mean 0 and deviation 1: True"),
     "26_cuda_kernel.py": (
         [sys.executable],
         "the same as NumPy, to the bit: True" if HAS_CUDA else "CUDA cannot be used here",
     ),
-    "25_dask.py": ([sys.executable], "4 chunks of (1000, 16), each with mean 0 and deviation 1: True"),
 }
 # Small enough for a test; where there is a raster, it goes to a file.
 ARGUMENTS = {

@@ -32,9 +32,14 @@ from neuraxis.observe.bench_patterns import PATTERNS, SIZES, parse_patterns, par
 __all__ = ["app"]
 
 app = App(name="bench", help="Measure neuraxis side by side with the peers that are installed.")
-# The line is for the list of commands; a command that is called tells more about itself.
-_TRAINING = {} if sys.argv[2:3] == ["training"] else {"help": "Time steps of training beside torch's own."}
-app.command("neuraxis.cli.bench_training:training", name="training", **_TRAINING)
+# The lines are for the list of commands; a command that is called tells more about itself.
+_LATER = {
+    "training": "Time steps of training beside torch's own.",
+    "rpc": "Time remote calls beside raw Zenoh, torch's RPC and managers.",
+}
+for _name, _help in _LATER.items():
+    _line = {} if sys.argv[2:3] == [_name] else {"help": _help}
+    app.command(f"neuraxis.cli.bench_{_name}:{_name}", name=_name, **_line)
 
 _QUICK_SIZES = "4,1KB,16KB,1MB,16MB"
 _PICTURES = (".png", ".svg", ".pdf")

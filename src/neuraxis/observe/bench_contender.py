@@ -128,8 +128,25 @@ class Contender:
         errors = [line for line in spoken if "Error" in line.split(":")[0]]
         return (errors or spoken or [""])[-1]
 
+    def pause(self) -> None:
+        """Keep the ranks from running: some libraries turn in circles while they wait, and take the others' cores.
+
+        A paused rank does not notice that its parent is gone: it must be tethered (`launch.tether`).
+        """
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+
     def ask_to_end(self) -> None:
         """Let the ranks end by themselves."""
+        self.resume()
         for connection in self.connections.values():
             with suppress(OSError):
                 connection.send_bytes(msgspec.msgpack.encode(Ask()))
@@ -142,10 +159,7 @@ class Contender:
         for connection in self.connections.values():
             connection.close()  # ends a rank wherever it is
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self._processes:
-                if process.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
+            self._signal(number)
             self._wait(_END_LIMIT_S)
         self.connections.clear()
         self._log.close()
