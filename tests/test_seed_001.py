@@ -9,7 +9,6 @@ The document's tutorials are examples, which the tests of examples run.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,17 +131,6 @@ class Documented:
         return cls(call.func.id, tuple(parameters))
 
 
-def package_of(name: str) -> str:
-    return "rpc" if "rpc" in name.lower() else "cluster" if "dask" in name.lower() else ""
-
-
-def ours(name: str) -> Any:
-    package = package_of(name)
-    if package and importlib.util.find_spec(f"neuraxis.{package}") is None:
-        pytest.skip(f"neuraxis.{package} is not part of this tree")
-    return getattr(dist, name)
-
-
 def check_signature(path: str, documented: Documented, function: Any, skip_self: bool) -> None:
     parameters = list(inspect.signature(function).parameters.values())[1 if skip_self else 0 :]
     if [parameter.kind for parameter in parameters] == [
@@ -167,7 +155,7 @@ def check_signature(path: str, documented: Documented, function: Any, skip_self:
 @pytest.mark.parametrize("signature", REFERENCE, ids=lambda signature: signature.partition("(")[0])
 def test_every_name_has_its_documented_signature(signature: str) -> None:
     documented = Documented.parsed(signature)
-    thing = ours(documented.name)
+    thing = getattr(dist, documented.name)
     assert documented.name in dist.__all__
     assert thing.__doc__
     if inspect.isclass(thing):
@@ -186,7 +174,7 @@ def test_every_name_has_its_documented_signature(signature: str) -> None:
 @pytest.mark.parametrize(("name", "parameter"), CHANGED_DEFAULTS)
 def test_a_changed_default_is_told(name: str, parameter: str) -> None:
     default = Documented.parsed(next(text for text in REFERENCE if text.startswith(f"{name}("))).parameters[0][2]
-    thing = ours(name)
+    thing = getattr(dist, name)
     context = thing if inspect.isclass(thing) else ours(name.replace("init_", "").capitalize() + "Context")
     if not inspect.isclass(thing):
         assert context.__name__ in thing.__doc__, f"{name} does not tell where {parameter} is explained"
@@ -208,8 +196,6 @@ def test_what_differs_is_in_the_table() -> None:
 @pytest.mark.parametrize("title", TUTORIALS)
 def test_every_tutorial_is_an_example_that_is_run(title: str) -> None:
     example = TUTORIALS[title]
-    if example == "25_dask.py" and importlib.util.find_spec("neuraxis.cluster") is None:
-        pytest.skip("neuraxis.cluster is not part of this tree")
     assert example in EXAMPLES
     assert f'"{title}"' in (ROOT / "examples" / example).read_text()
 
