@@ -175,7 +175,7 @@ def test_every_name_has_its_documented_signature(signature: str) -> None:
 def test_a_changed_default_is_told(name: str, parameter: str) -> None:
     default = Documented.parsed(next(text for text in REFERENCE if text.startswith(f"{name}("))).parameters[0][2]
     thing = getattr(dist, name)
-    context = thing if inspect.isclass(thing) else ours(name.replace("init_", "").capitalize() + "Context")
+    context = thing if inspect.isclass(thing) else getattr(dist, name.replace("init_", "").capitalize() + "Context")
     if not inspect.isclass(thing):
         assert context.__name__ in thing.__doc__, f"{name} does not tell where {parameter} is explained"
     assert f'not "{default}"' in " ".join((context.__doc__ or "").split())
