@@ -60,6 +60,14 @@ _LONG = (
     "test_bench_training.py::test_compression_sends_fewer_bytes_and_tells_its_error",
     "test_bench_training.py::test_tables_of_a_run",
     "test_bench_training.py::test_nothing_is_left_when_it_is_ended_early",
+    "test_bench_rpc.py::test_a_run_measures_and_compares",
+    "test_context.py::test_beside_torch_distributed_under_torchrun[neuraxis]",
+    "test_patterns.py::test_json_is_one_object_that_agrees_with_the_definitions[2-3-gloo",
+    "test_bench.py::test_a_contender_that_fails_does_not_end_the_run",
+    "test_bench_brain.py::test_scaling_runs_neuraxis_alone_and_compares_the_spikes",
+    "test_recovery.py::test_the_course_after_a_restore_is_what_lost_workers_are_brought_back_to",
+    "test_modes.py::test_a_session_is_the_same_on_any_number_of_workers[3]",
+    "19_digits",  # test_digits.py
     "20_resume",
     "21_parameter_server",
     "22_partition",
@@ -96,8 +104,9 @@ def nurseries() -> Iterator[None]:
     close_nurseries()
 
 
-# What three ranks of gloo show, other sizes and MPI show as well; with --slow they do so, too. (shm has all sizes.)
-_LEFT_TO_SLOW = {("mpi", 3), *((backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5))}
+# What three ranks of gloo show, other sizes and MPI show as well, and what one rank by itself shows, one of shm does.
+# With --slow all of them are run.
+_LEFT_TO_SLOW = {("mpi", 3), ("shm", 1), *((backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5))}
 _CREWS = [pytest.param(crew, marks=[pytest.mark.slow] * (crew in _LEFT_TO_SLOW)) for crew in CREWS]
 
 

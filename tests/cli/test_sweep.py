@@ -77,8 +77,9 @@ def fingerprint(capsys, *words):
 
 def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monkeypatch):
     words = ["brain.toml", "--set", f"{NEURONS}=40,80", "--time-ms", 20, "--workers", 2, "--out", "grid.csv"]
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert call(sweep_app, *words, "--seeds", 2) == 0
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stderr, "isatty", lambda: True)
+        assert call(sweep_app, *words, "--seeds", 2) == 0
     printed = capsys.readouterr()
     assert "sweeping" in printed.err
     assert "4/4 cells" in printed.err
@@ -86,8 +87,6 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert lines[0].split()[:4] == ["cortex.neurons", "seeds", "cue", "(Hz)"]
     assert [line.split()[:2] for line in lines[1:3]] == [["40", "2"], ["80", "2"]]
     assert "4 cells: 4 run now, 0 kept from before, 0 failed" in printed.out
-    monkeypatch.undo()
-    os.chdir(here)
 
     with open("grid.csv", newline="") as file:
         rows = list(csv.DictReader(file))

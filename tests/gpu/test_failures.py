@@ -17,7 +17,11 @@ DEVICE = 90  # nobody has it
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, text: str) -> None:
         self.status = status
-        super().__init__(text)
+        self.text = text
+        super().__init__(status, text)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @pytest.fixture(autouse=True)

@@ -839,6 +839,5 @@ def test_without_a_context_it_is_the_module(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_flat_facade_has_it() -> None:
     assert neuraxis.distributed.DataParallel is DataParallel
-    assert set(neuraxis.distributed._TRAINING) <= set(neuraxis.distributed.__all__)
     with pytest.raises(AttributeError, match="nothing_like_this"):
         _ = neuraxis.distributed.nothing_like_this
