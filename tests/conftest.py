@@ -67,6 +67,10 @@ _LONG = (
     "test_bench_brain.py::test_scaling_runs_neuraxis_alone_and_compares_the_spikes",
     "test_recovery.py::test_the_course_after_a_restore_is_what_lost_workers_are_brought_back_to",
     "test_modes.py::test_a_session_is_the_same_on_any_number_of_workers[3]",
+    "test_sweep.py::test_on_a_cluster_of_others",
+    "brain/test_lockstep.py::test_the_default_brain_learns_the_same[('gloo', 2)]",
+    "brain/test_lockstep.py::test_a_region_that_raises_does_so_on_all_ranks[('gloo', 2)]",
+    "test_patterns.py::test_json_is_one_object_that_agrees_with_the_definitions[3-1-auto",
     "19_digits",  # test_digits.py
     "20_resume",
     "21_parameter_server",

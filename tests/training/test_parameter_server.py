@@ -28,7 +28,8 @@ from neuraxis.errors import (
     RequestTimeout,
 )
 from neuraxis.mesh import Node
-from neuraxis.training import DataParallel, ParameterServer, ServerWorker
+from neuraxis.rpc import RpcContext
+from neuraxis.training import DataParallel, ParameterServer, RpcChannel, ServerWorker
 from neuraxis.training.channel import Handler, MeshChannel
 from neuraxis.training.pieces import Pieces
 from tests.comm.ranks import Ranks, await_mark, mark, run_ranks
@@ -133,6 +134,37 @@ def test_a_synchronous_server_gives_what_all_reduce_gives(mesh: str, optimizer: 
     for difference, away in results[1:]:
         assert difference < TOLERANCE
         assert away > 0.01  # it has learned something
+
+
+def over_remote_calls(mesh: str, backend: str) -> float | None:
+    """Rank 0 is the server, the others work for it; how far it is from one process."""
+    rank = int(os.environ["RANK"])
+    model = plain_net()
+    where = {"mesh": mesh} if backend == "zenoh" else {}
+    with RpcContext(backend, timeout=LIMIT_S, threads=4, **where) as context:
+        channel = RpcChannel(context)
+        if rank > 0:
+            with ServerWorker(model, server="rank0", channel=channel, timeout=LIMIT_S) as worker:
+                for step in range(4):
+                    loss_of(model, 10 * rank + step).backward()
+                    assert worker.step().version == step + 1
+            return None
+        with ParameterServer(model, sgd(model), workers=2, channel=channel) as server:
+            server.run(timeout=LIMIT_S)
+            assert (server.version, server.dropped) == (4, 0)
+    whole = plain_net()
+    reference = sgd(whole)
+    for step in range(4):
+        reference.zero_grad()
+        ((loss_of(whole, 10 + step) + loss_of(whole, 20 + step)) / 2).backward()
+        reference.step()
+    return distance(model, whole)
+
+
+@pytest.mark.parametrize("backend", ["zenoh", "shm"])
+def test_over_remote_calls_it_is_the_same(mesh: str, backend: str) -> None:
+    far, *_ = run_ranks(over_remote_calls, 3, mesh, backend, torch=True)
+    assert far < TOLERANCE
 
 
 def test_who_joins_takes_part_from_then_on_and_who_leaves_no_longer(start: Callable[..., Any]) -> None:

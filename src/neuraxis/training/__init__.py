@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from neuraxis.training.parameter_server import ParameterServer
     from neuraxis.training.partitioning import partition
     from neuraxis.training.pipeline import Pipeline
+    from neuraxis.training.rpc_channel import RpcChannel
     from neuraxis.training.sampler import ShardSampler
     from neuraxis.training.server_worker import ServerWorker
     from neuraxis.training.sharding import ShardLoader, shard
@@ -38,6 +39,7 @@ __all__ = [
     "Mean",
     "ParameterServer",
     "Pipeline",
+    "RpcChannel",
     "ServerWorker",
     "ShardLoader",
     "ShardSampler",
@@ -58,6 +60,7 @@ _HOMES = {
     "Mean": "metrics",
     "ParameterServer": "parameter_server",
     "Pipeline": "pipeline",
+    "RpcChannel": "rpc_channel",
     "ServerWorker": "server_worker",
     "ShardLoader": "sharding",
     "ShardSampler": "sampler",

@@ -1,7 +1,6 @@
 """How a parameter server and its workers talk: named parties that ask each other.
 
-`Channel` is what they need of a way of communicating. The mesh fills it here; remote procedure calls can be given
-in its place.
+`Channel` is what they need of a way of communicating. The mesh fills it here, remote calls in `rpc_channel`.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from neuraxis.errors import NodeGone
-from neuraxis.mesh import Message, Node
+from neuraxis.mesh import Node
 from neuraxis.training.pieces import Pieces, restored, taken_apart
 
-__all__ = ["Channel", "Handler", "MeshChannel"]
+__all__ = ["Channel", "Handler", "MeshChannel", "PieceChannel"]
 
 _PIECE_BYTES = 8 << 20
 _PUT, _GET = "training/put", "training/get"
@@ -37,8 +36,9 @@ class Channel(Protocol):
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
         """Ask another party, once.
 
-        Raises NodeGone if it is not there or goes for good, RequestTimeout if it takes too long, RequestFailed if its
-        handler raised. A connection that is lost for a moment is not an error, and nothing is carried out twice.
+        Raises NodeGone if it is not there or goes for good, RequestTimeout if it takes too long, and if its handler
+        raised RequestFailed, or the same error. A connection that is lost for a moment is not an error, and nothing is
+        carried out twice.
         """
 
     def here(self, name: str) -> bool:
@@ -51,36 +51,28 @@ class Channel(Protocol):
         """Leave."""
 
 
-class MeshChannel:
-    """A node of a mesh. One that is given stays open when the channel is closed.
+class PieceChannel:
+    """What channels share whose messages have a largest size: tensors beyond `piece_bytes` travel in pieces.
 
-    A message of the mesh has a largest size: tensors beyond `piece_bytes` travel in pieces.
+    The way itself is `_listen` and `_ask`.
     """
 
-    def __init__(
-        self, name: str, mesh: str = "default", *, node: Node | None = None, piece_bytes: int = _PIECE_BYTES
-    ) -> None:
-        self._owns = node is None
-        self._node = node or Node(name, role="training", mesh=mesh, announce=False)
-        self.name = self._node.name
+    def __init__(self, piece_bytes: int = _PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
         self._asked = Pieces()  # of questions that are still to come
         self._answered = Pieces()  # of answers that were given
         self._serves_pieces = False
 
     def serve(self, topic: str, handler: Handler, threads: int) -> None:
-        def answer(message: Message) -> Any:
-            result = handler(restored(message.value, self._asked.take))
+        def answer(question: dict[str, Any]) -> Any:
+            result = handler(restored(question, self._asked.take))
             return taken_apart(result, self._piece_bytes, self._answered.keep)
 
         if not self._serves_pieces:
             self._serves_pieces = True
-            self._node.serve(_PUT, lambda message: self._asked.keep(message.value["token"], message.value["piece"]))
-            self._node.serve(_GET, lambda message: self._answered.take(message.value["token"]))
-        self._node.serve(topic, answer, type=dict, threads=threads)
-
-    def announce(self) -> None:
-        self._node.announce()
+            self._listen(_PUT, lambda one: self._asked.keep(one["token"], one["piece"]), 4)
+            self._listen(_GET, lambda one: self._answered.take(one["token"]), 4)
+        self._listen(topic, answer, threads)
 
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
         question = taken_apart(
@@ -90,6 +82,40 @@ class MeshChannel:
         )
         answer = self._ask(to, topic, question, timeout)
         return restored(answer, lambda token: self._ask(to, _GET, {"token": token}, timeout))
+
+    def _listen(self, topic: str, handler: Handler, threads: int) -> None:
+        raise NotImplementedError
+
+    def _ask(self, to: str, topic: str, value: Any, timeout: float) -> Any:
+        raise NotImplementedError
+
+
+class MeshChannel(PieceChannel):
+    """A node of a mesh. One that is given stays open when the channel is closed."""
+
+    def __init__(
+        self, name: str, mesh: str = "default", *, node: Node | None = None, piece_bytes: int = _PIECE_BYTES
+    ) -> None:
+        super().__init__(piece_bytes)
+        self._owns = node is None
+        self._node = node or Node(name, role="training", mesh=mesh, announce=False)
+        self.name = self._node.name
+
+    def announce(self) -> None:
+        self._node.announce()
+
+    def here(self, name: str) -> bool:
+        return self._node.peer(name) is not None
+
+    def wait_for(self, name: str, timeout: float) -> bool:
+        return not self._node.wait_for([name], timeout)
+
+    def close(self) -> None:
+        if self._owns:
+            self._node.close()
+
+    def _listen(self, topic: str, handler: Handler, threads: int) -> None:
+        self._node.serve(topic, lambda message: handler(message.value), type=dict, threads=threads)
 
     def _ask(self, to: str, topic: str, value: Any, timeout: float) -> Any:
         """Ask, and ask again when the other one is back: after a pause of either process the link is made anew."""
@@ -102,13 +128,3 @@ class MeshChannel:
             except NodeGone:
                 if left <= 0 or self._node.wait_for([to], min(left, _RETURN_S)):
                     raise
-
-    def here(self, name: str) -> bool:
-        return self._node.peer(name) is not None
-
-    def wait_for(self, name: str, timeout: float) -> bool:
-        return not self._node.wait_for([name], timeout)
-
-    def close(self) -> None:
-        if self._owns:
-            self._node.close()

@@ -64,7 +64,7 @@ class ParameterServer:
         workers: how many must have joined before the first step; None for one.
         patience_s: how long the others wait for a slow worker; then they go on without it until it gives a gradient.
         name: the name under which workers find it.
-        channel: how they talk; by default a node of `mesh`.
+        channel: how they talk; by default a node of `mesh`. RpcChannel(context) takes remote calls, and their backends.
     """
 
     def __init__(
