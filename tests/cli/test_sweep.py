@@ -154,6 +154,7 @@ def create(config, device):
 """
 
 
+@pytest.mark.alone  # a result that is not fetched yet when its worker dies is computed again
 def test_cells_that_fail_are_told_and_can_be_tried_again(here, capsys):
     (here / "moody.py").write_text(REGION)
     builder = BrainBuilder("moody").sensor("cue", 4).python_region("mood", "moody:create")

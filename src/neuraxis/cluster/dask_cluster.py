@@ -236,6 +236,8 @@ class DaskCluster:
         or one that is started in its place, compute again what it had.
         """
         limit = None if timeout is None else positive(timeout, "timeout")
+        if isinstance(futures, Iterator):
+            futures = list(futures)
         return self._checked_waiter.gather("gather", futures, limit)
 
     def completed(self, futures: Iterable[Future]) -> Iterator[Future]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from neuraxis.errors import TaskLost
+from neuraxis.errors import ClusterError, NeuraxisError, TaskLost
 from neuraxis.execution.progress import ProgressLine
 from neuraxis.observe.sweep_cell import cell_work, run_cell
 from neuraxis.observe.sweep_folder import SweepFolder
@@ -88,6 +88,13 @@ def _results(
             record = cluster.gather(future)
         except TaskLost as error:
             record = {"error": f"TaskLost: {error}", "traceback": ""}
+        except NeuraxisError:
+            raise
+        except Exception as error:  # a cell's own errors are answers: this one is of the cluster
+            raise ClusterError(
+                f"the cluster could not run a cell: {type(error).__name__}: {error}; its scheduler and workers need "
+                "the same neuraxis and Dask as this program"
+            ) from error
         yield number[future.key], record
 
 

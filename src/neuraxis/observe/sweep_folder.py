@@ -39,9 +39,12 @@ class SweepFolder:
         """What came of a cell: {"answer": ...} or {"error": ...}; None if that is not known."""
         try:
             record = msgspec.json.decode((self.path / f"{cell.key}.json").read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):  # a file that somebody else has damaged
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):  # a file that somebody else has damaged
             return None
-        return record if isinstance(record, dict) and ("answer" in record or "error" in record) else None
+        if not isinstance(record, dict):
+            return None
+        whole = isinstance(record.get("answer"), dict) or isinstance(record.get("error"), str)
+        return record if whole else None
 
     def write(self, cell: Cell, record: dict[str, Any]) -> None:
         """Keep what came of a cell; whatever happens meanwhile, it is there as a whole or not at all."""

@@ -64,7 +64,20 @@ def plan_cells(spec: BrainSpec, settings: Sequence[Setting], seeds: Sequence[int
             read_stimulus(job.stimulus, brain)
         text = spec_text(msgspec.structs.replace(brain, seed=BrainSpec(name="").seed))  # the default is not written
         cells += [Cell(chosen, seed, text, _key(text, seed, job, shown)) for seed in seeds]
+    _refuse_equal(cells)
     return cells
+
+
+def _refuse_equal(cells: Sequence[Cell]) -> None:
+    """Two paths may name one field, of which the last would count, and the table would tell what was not run."""
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.key, cell)
+        if other is not cell:
+            raise InvalidArgument(
+                f"--set: {other.settings} and {cell.settings} with seed {cell.seed} are the same brain: two paths name "
+                "one field, or two values (or seeds) are equal"
+            )
 
 
 def _key(brain: str, seed: int, job: Job, shown: str) -> str:

@@ -308,7 +308,7 @@ class RpcContext:
         return self._call(of._owner, Operation.METHOD, name, [of._number, *args], kwargs, None)
 
     def _start_method(self, of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RpcFuture:
-        return self._start(of._owner, Operation.METHOD, name, [of._number, *args], kwargs, None)
+        return self._start(of._owner, Operation.METHOD, name, [of._number, *args], kwargs, None, keep=of)
 
     def _call(
         self,
@@ -348,11 +348,12 @@ class RpcContext:
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
         timeout: float | None,
+        keep: Any = None,
     ) -> RpcFuture:
         transport = self._check()
         number, settled = self._numbers.take()
         future = self._future(to.name, name, lambda: self._cancel(to, number))
-        future.sent = args, kwargs  # handles among them are held until the call is over
+        future.sent = keep, args, kwargs  # handles among them are held until the call is over
 
         def done(reply: Any, error: BaseException | None) -> None:
             result = None
@@ -368,13 +369,21 @@ class RpcContext:
         try:
             request = self._request(to, number, settled, operation, name, args, kwargs, _limit(timeout, self.timeout))
             if to == transport.me:
-                self._threads.run(lambda: done(self._answer_here(request), None))
+                self._threads.run(lambda: self._finish_here(request, done))
             else:
                 transport.start(request, done)
         except BaseException:
             self._numbers.settle(number)
             raise
         return future
+
+    def _finish_here(self, request: Request, done: Callable[[Any, BaseException | None], None]) -> None:
+        try:
+            reply = self._answer_here(request)
+        except BaseException as error:
+            done(None, error)
+        else:
+            done(reply, None)
 
     def _future(self, callee: str, name: str, on_cancel: Callable[[], None] = lambda: None) -> RpcFuture:
         return RpcFuture(callee, f"{name!r} of {callee!r}", on_cancel, self._pool.waiting)

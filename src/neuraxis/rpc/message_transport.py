@@ -86,7 +86,8 @@ class MessageTransport:
 
     def _take(self, frame: Any, head: Head) -> None:
         if head.kind == Kind.REPLY:
-            self._pending.complete(head.number, frame)
+            if head.life == self.me.life:  # else it is for a process that had this name before
+                self._pending.complete(head.number, frame)
         elif head.kind == Kind.CONTROL:
             self._reply(head, self._server.control(frame, head))
         elif head.kind == Kind.BYE:
@@ -171,7 +172,7 @@ class MessageTransport:
         while True:
             reply = lane.receive(to, left)
             if reply is not None:
-                if read_head(reply).number == number:
+                if self._answers(reply, number, to):
                     return reply
                 continue  # one that came too late for who used this lane before
             left = deadline - time.monotonic()
@@ -182,6 +183,15 @@ class MessageTransport:
             if line.look(to, mark):
                 mark = line.mark(to)
                 line.send(to, INBOX, frame, left)
+
+    def _answers(self, reply: Any, number: int, to: Party) -> bool:
+        """Whether it is the reply to that call of this process, and not of one that had its name before."""
+        try:
+            head = read_head(reply)
+        except Unreadable as error:
+            _log.warning("rpc: %s", error)
+            return False
+        return (head.kind, head.number, head.life, head.sender) == (Kind.REPLY, number, self.me.life, to)
 
     def start(self, request: Request, done: Done) -> None:
         frame = request.write(INBOX)

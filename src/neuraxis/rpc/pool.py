@@ -67,8 +67,8 @@ class Pool:
             yield
         finally:
             with self._changed:
+                # It goes on at once, though another may have its place: whoever has that may be waiting for it.
                 self._waiting -= 1
-                self._changed.wait_for(lambda: self._free > 0)
                 self._free -= 1
 
     def wait_until_empty(self, patience_s: float) -> bool:
