@@ -132,6 +132,17 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         ({"scheduler_address": "ftp://127.0.0.1:21"}, InvalidArgument, "scheduler_address='ftp://127.0.0.1:21': Dask"),
         ({"scheduler_address": 8786}, InvalidType, "scheduler_address=8786"),
         ({"security": "tls"}, InvalidType, "security='tls'"),
+        ({"security": Security()}, InvalidArgument, "security=Security(require_encryption=False"),
+        (
+            {"scheduler_address": "tls://127.0.0.1:1"},
+            InvalidArgument,
+            "scheduler_address='tls://127.0.0.1:1': keys are needed",
+        ),
+        (
+            {"scheduler_address": "tcp://127.0.0.1:1", "security": Security(require_encryption=True)},
+            InvalidArgument,
+            "scheduler_address='tcp://127.0.0.1:1': with keys it begins with tls://",
+        ),
         ({"security": True, "scheduler_address": "127.0.0.1:1"}, InvalidArgument, "security=True: makes keys"),
         ({"timeout": 0}, InvalidArgument, "timeout=0"),
     ],

@@ -81,6 +81,10 @@ def _address(value: Any, security: object) -> str | None:
         return f"{'tls' if security else 'tcp'}://{value}"
     if found["scheme"] not in _SCHEMES:
         raise InvalidArgument(f"scheduler_address={value!r}: Dask knows {', '.join(_SCHEMES)}")
+    if found["scheme"] == "tls" and not security:
+        raise InvalidArgument(f"scheduler_address={value!r}: keys are needed: security=distributed.Security(...)")
+    if found["scheme"] == "tcp" and getattr(security, "require_encryption", False):
+        raise InvalidArgument(f"scheduler_address={value!r}: with keys it begins with tls://")
     return value
 
 
@@ -92,6 +96,10 @@ def _security(value: Any, address: object) -> Security | None:
         if not isinstance(value, Security):
             raise InvalidType(
                 f"security={value!r}: a distributed.Security is expected, or True, not {type(value).__name__}"
+            )
+        if address is None and not value.require_encryption:
+            raise InvalidArgument(
+                f"security={value!r}: it lets others in without keys; give it require_encryption=True"
             )
         return value
     if address is not None:

@@ -15,7 +15,6 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.errors import (
     CallCancelled,
     CalleeDied,
-    CalleeGone,
     CallTimeout,
     CollectiveTimeout,
     CommunicatorClosed,
@@ -35,6 +33,7 @@ from neuraxis.errors import (
     NeuraxisError,
     NotInitialized,
 )
+from neuraxis.rpc.fixed_ranks import LIFE, FixedRanks
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Kind, pack_head, read_head, with_pieces_apart
@@ -51,10 +50,9 @@ _MOST_APART = 255
 _INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
 _FOREVER_S = 1e8
 _FAREWELL_S = 2.0
-_LIFE = 1  # ranks of a group do not come back
 
 
-class GroupLine:
+class GroupLine(FixedRanks):
     """A rank of a group that is only used for this. `owned` is the context that was started for it, if one was."""
 
     largest = 2**40
@@ -63,7 +61,6 @@ class GroupLine:
     def __init__(self, group: Communicator, name: str, owned: DistributedContext | None) -> None:
         self._group = group
         self._owned = owned
-        self._rank = group.rank
         self._hears_anybody = group.backend_name != "gloo"
         self._any_length = group.backend_name == "shm"
         # gloo and MPI cannot give up a wait: what is sent then to who waits no longer would block who sends it.
@@ -71,20 +68,18 @@ class GroupLine:
         me = identify_self()
         everybody: list[Any] = [None] * group.size
         group.all_gather_object(everybody, [name, host_identity(), me.pid, me.started])
-        self._names = [str(one[0]) for one in everybody]
-        if len(set(self._names)) != len(self._names):
-            raise InvalidArgument(f"name: two ranks have the same: {', '.join(self._names)}")
-        self.me = Party(name, _LIFE)
-        self._ranks = {name: rank for rank, name in enumerate(self._names)}
+        names = [str(one[0]) for one in everybody]
+        if len(set(names)) != len(names):
+            raise InvalidArgument(f"name: two ranks have the same: {', '.join(names)}")
         here = host_identity()
-        self._watch = ProcessWatch(
+        watch = ProcessWatch(
             {
                 r: ProcessIdentity(one[2], one[3])
                 for r, one in enumerate(everybody)
                 if one[1] == here and r != group.rank
             }
         )
-        self._left: set[int] = set()  # ranks that have said good-bye, or are known to be lost
+        super().__init__(names, group.rank, watch)
         self._senders = [threading.Lock() for _ in everybody]
         self._firsts = [np.zeros(_FIRST_BYTES, np.uint8) for _ in everybody]
         self._inbox_first = np.zeros(_FIRST_BYTES, np.uint8)
@@ -103,27 +98,6 @@ class GroupLine:
                 ear.start()
 
     # --- who is here ------------------------------------------------------------------------------------------
-
-    def find(self, dst: int | str) -> Party:
-        rank = self._ranks.get(dst) if isinstance(dst, str) else dst if 0 <= dst < self._group.size else None
-        if rank is None:
-            raise CalleeGone(f"{dst!r} cannot be called: there are {', '.join(self._names)}", str(dst))
-        if rank != self._rank and self._is_lost(rank):
-            raise CalleeGone(f"{self._names[rank]!r} cannot be called: it has left, or died", self._names[rank])
-        return Party(self._names[rank], _LIFE)
-
-    def names(self) -> list[str]:
-        return sorted(name for rank, name in enumerate(self._names) if rank == self._rank or not self._is_lost(rank))
-
-    def is_gone(self, party: Party) -> bool:
-        rank = self._ranks.get(party.name)
-        return rank is None or (rank != self._rank and self._is_lost(rank))
-
-    def wait_for(self, names: Iterable[int | str], timeout: float) -> list[int | str]:
-        return [name for name in names if isinstance(name, str) and name not in self._ranks]
-
-    def _is_lost(self, rank: int) -> bool:
-        return rank in self._left or rank in self._watch.ended()
 
     def left(self, party: Party) -> None:
         self._left.add(self._ranks.get(party.name, -1))
@@ -254,9 +228,9 @@ class GroupLine:
     # --- to end -----------------------------------------------------------------------------------------------
 
     def _say_bye(self, rank: int) -> None:
-        party = Party(self._names[rank], _LIFE)
+        party = Party(self._names[rank], LIFE)
         try:
-            self.send(party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, _LIFE, self.me, 0, 0)), _FAREWELL_S)
+            self.send(party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, LIFE, self.me, 0, 0)), _FAREWELL_S)
         except NeuraxisError:
             pass  # it is gone
 

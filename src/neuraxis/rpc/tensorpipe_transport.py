@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,15 @@ from neuraxis.comm.environment import detect_launch
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
-from neuraxis.errors import AlreadyInitialized, CallCancelled, CalleeDied, CalleeGone, CallTimeout, InvalidArgument
+from neuraxis.errors import AlreadyInitialized, CallCancelled, CalleeDied, CallTimeout, InvalidArgument
+from neuraxis.rpc.fixed_ranks import LIFE, FixedRanks
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Head, Kind, pack_head, read_head
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Party, Request
+from neuraxis.rpc.transport import Done, Request
 from neuraxis.rpc.world import World
 
 __all__ = ["TensorPipeTransport", "open_tensorpipe"]
@@ -43,7 +43,6 @@ _MOST_WAITING = 1000
 _DEATH_S = 1.0  # a dying process closes its connections a moment before it counts as dead
 _FAREWELL_S = 2.0
 _CLOSE_S = 0.5
-_LIFE = 1  # ranks do not come back
 
 
 class _Hello(msgspec.Struct):
@@ -57,21 +56,17 @@ class _Hello(msgspec.Struct):
 _current: TensorPipeTransport | None = None
 
 
-class TensorPipeTransport:
+class TensorPipeTransport(FixedRanks):
     """This rank's end. torch allows one in a process."""
 
     largest = 2**31 - 1
 
     def __init__(self, rank: int, hellos: list[_Hello]) -> None:
-        self._rank = rank
-        self._names = [hello.name for hello in hellos]
-        self._ranks = {name: rank for rank, name in enumerate(self._names)}
-        self.me = Party(self._names[rank], _LIFE)
         here = hellos[rank].host
-        self._watch = ProcessWatch(
+        watch = ProcessWatch(
             {r: ProcessIdentity(one.pid, one.started) for r, one in enumerate(hellos) if one.host == here and r != rank}
         )
-        self._left: set[int] = set()
+        super().__init__([hello.name for hello in hellos], rank, watch)
         self._threads = Threads("neuraxis rpc")
         self._waiting: deque[tuple[Any, Head, Any]] = deque()
         self._ready = threading.Event()
@@ -166,34 +161,11 @@ class TensorPipeTransport:
         first = text.splitlines()[0] if text else ""
         return CalleeDied(f"{name!r} died or left during the call: it may or may not have run ({first:.200})", name)
 
-    # --- who is here ------------------------------------------------------------------------------------------
-
-    def find(self, dst: int | str) -> Party:
-        rank = self._ranks.get(dst) if isinstance(dst, str) else dst if 0 <= dst < len(self._names) else None
-        if rank is None:
-            raise CalleeGone(f"{dst!r} cannot be called: there are {', '.join(self._names)}", str(dst))
-        if rank != self._rank and self._is_lost(rank):
-            raise CalleeGone(f"{self._names[rank]!r} cannot be called: it has left, or died", self._names[rank])
-        return Party(self._names[rank], _LIFE)
-
-    def names(self) -> list[str]:
-        return sorted(name for rank, name in enumerate(self._names) if rank == self._rank or not self._is_lost(rank))
-
-    def is_gone(self, party: Party) -> bool:
-        rank = self._ranks.get(party.name)
-        return rank is None or (rank != self._rank and self._is_lost(rank))
-
-    def wait_for(self, names: Iterable[int | str], timeout: float) -> list[int | str]:
-        return [name for name in names if isinstance(name, str) and name not in self._ranks]
-
-    def _is_lost(self, rank: int) -> bool:
-        return rank in self._left or rank in self._watch.ended()
-
     # --- to end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         global _current
-        bye = _tensor(Frame(pack_head(Kind.BYE, INBOX, 0, 0, _LIFE, self.me, 0, 0)))
+        bye = _tensor(Frame(pack_head(Kind.BYE, INBOX, 0, 0, LIFE, self.me, 0, 0)))
         told = [
             rpc.rpc_async(name, _serve_here, args=(bye,), timeout=_FAREWELL_S)
             for rank, name in enumerate(self._names)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ class Channel(Protocol):
         """Leave."""
 
 
-class PieceChannel:
+class PieceChannel(ABC):
     """What channels share whose messages have a largest size: tensors beyond `piece_bytes` travel in pieces.
 
     The way itself is `_listen` and `_ask`.
@@ -83,11 +84,11 @@ class PieceChannel:
         answer = self._ask(to, topic, question, timeout)
         return restored(answer, lambda token: self._ask(to, _GET, {"token": token}, timeout))
 
-    def _listen(self, topic: str, handler: Handler, threads: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _listen(self, topic: str, handler: Handler, threads: int) -> None: ...
 
-    def _ask(self, to: str, topic: str, value: Any, timeout: float) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _ask(self, to: str, topic: str, value: Any, timeout: float) -> Any: ...
 
 
 class MeshChannel(PieceChannel):
