@@ -103,7 +103,7 @@ class InvalidType(NeuraxisError, TypeError):
 
 
 class NotSerializable(NeuraxisError, TypeError):
-    """An object cannot travel without pickle, and pickle was not allowed."""
+    """An object cannot travel: it would need pickle, which was not allowed, or is too large for a message."""
 
 
 class BackendUnavailable(NeuraxisError, RuntimeError):
@@ -162,6 +162,7 @@ class PeerLost(NeuraxisError, ConnectionError):
         signal: the signal number that killed it, or None.
         operation: the operation in which this rank noticed, e.g. "all_reduce".
         sequence: the number of that operation in its group, from 0.
+        reason: what became of the lost rank, as far as it is known: "raised KeyError: 'x'", "killed by SIGKILL".
     """
 
     def __init__(
@@ -173,12 +174,14 @@ class PeerLost(NeuraxisError, ConnectionError):
         signal: int | None = None,
         operation: str = "",
         sequence: int = -1,
+        reason: str = "",
     ) -> None:
         self.rank = rank
         self.exit_code = exit_code
         self.signal = signal
         self.operation = operation
         self.sequence = sequence
+        self.reason = reason
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -519,7 +522,7 @@ class CallTimeout(RpcError, TimeoutError):
 
 
 class CallRefused(RpcError, PermissionError):
-    """The callee does not run this call: pickle, a private method, too many calls waiting, or it is shutting down."""
+    """The callee has not run this call: pickle, a private method, too many calls waiting, or it is shutting down."""
 
 
 class CallCancelled(RpcError, CancelledError):
@@ -528,6 +531,8 @@ class CallCancelled(RpcError, CancelledError):
 
 class RemoteError(RpcError, RuntimeError):
     """The called function raised something that is neither a built-in exception nor one of neuraxis.
+
+    Or a remote call of its own failed: that failure is the `__cause__`, so that it does not look like one of this call.
 
     Attributes:
         kind: the name of the exception's type, with its module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 import torch
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.gpu.arguments import is_device_array, matched
-from neuraxis.gpu.sources import parameters_of
+from neuraxis.gpu.arguments import QuickMatch, is_device_array, matched
+from neuraxis.gpu.sources import Parameter, parameters_of
 
 
 @dataclass
@@ -21,6 +22,11 @@ class OnDevice:
 
     dtype: np.dtype
     contiguous: bool = True
+    device_id: int = 0
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(device_id=self.device_id)
 
     @property
     def flags(self) -> Any:
@@ -81,6 +87,7 @@ def test_pythons_numbers_get_the_kernels_type(position: int, value: Any, expecte
         (1, np.int64(3), InvalidType, "argument 1 (int n): int64 was given; write np.int32(3)"),
         (1, np.float32(3), InvalidType, "float32 was given; write np.int32(3.0)"),
         (1, 2**31, InvalidArgument, "2147483648 does not fit into int32"),
+        (2, 10**400, InvalidArgument, "does not fit into float64, whose largest number is 1.8e+308"),
         (1, 3.0, InvalidType, "3.0 is no int32"),
         (1, True, InvalidType, "True is no int32"),
         (1, None, InvalidType, "NoneType is neither"),
@@ -95,6 +102,46 @@ def test_what_does_not_fit_is_named(position: int, value: Any, error: type[Excep
         matched("f", with_one(position, value), TAKEN)
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"kernel 'f', argument {position}")
+
+
+def test_a_number_too_large_for_a_float_is_refused_and_infinity_is_not() -> None:
+    taken = parameters_of("__global__ void f(float x) {}", "f")
+    for value in (1e40, -1e40, 10**40):
+        with pytest.raises(InvalidArgument, match=r"\(float x\): -?1\S+ does not fit into float32, whose largest"):
+            matched("f", (value,), taken)
+    assert matched("f", (math.inf,), taken) == (np.float32(math.inf),)
+    assert matched("f", (3.4028235e38,), taken)[0] == np.finfo(np.float32).max
+    assert np.isnan(matched("f", (math.nan,), taken)[0])
+
+
+VALUES = [
+    *GOOD, OnDevice(np.dtype("f8")), OnDevice(np.dtype("f4"), False), OnDevice(np.dtype("?")), np.zeros(2), None, "3",
+    True, 0, 3, -1, 200, 2**31, 2**63, 10**400, 0.5, 65519.0, 1e40, math.inf, math.nan, 1j,
+    np.int64(3), np.float32(0.5), np.uint8(3), np.bool_(1), np.float16(2), np.longdouble(1), np.complex64(1),
+    np.str_("a"),
+]  # fmt: skip
+KINDS = ["float *x", "char *x", "T *x", "int x", "unsigned char x", "float x", "half x", "double x", "bool x", "Odd x",
+         "long long x", "complex<float> x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*KINDS, None])
+def test_the_quick_look_gives_what_the_full_one_gives(kind: str | None) -> None:
+    taken: tuple[Parameter, ...] | None = None
+    if kind is not None:
+        taken = parameters_of(f"__global__ void f({kind}) {{}}", "f")
+        assert taken is not None
+    quick = QuickMatch(taken, OnDevice)
+    known = 0
+    for value in VALUES:
+        found = quick((value,), 0)
+        if found is not None:
+            known += 1
+            (full,) = matched("f", (value,), taken)  # raises if it should not have been taken
+            assert type(found[0]) is type(full)
+            assert found[0] is full or found[0] == full
+        assert quick((value, value), 0) is None or kind is None
+    assert known > 0
+    assert quick((OnDevice(np.dtype("f4"), device_id=1),), 0) is None
 
 
 def test_too_few_and_too_many_are_told_with_what_is_taken() -> None:

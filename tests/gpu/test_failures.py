@@ -9,7 +9,7 @@ import pytest
 
 from neuraxis.errors import CudaError, DeviceOutOfMemory, InvalidArgument, KernelFailed
 from neuraxis.gpu import failures
-from neuraxis.gpu.failures import cuda_calls, has_failed, note_finished, note_launch
+from neuraxis.gpu.failures import cuda_calls, has_failed, note_launch, waited_for
 
 DEVICE = 90  # nobody has it
 
@@ -24,10 +24,14 @@ class CUDARuntimeError(RuntimeError):
         return self.text
 
 
+class OutOfMemoryError(MemoryError):
+    """CuPy's."""
+
+
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     yield
-    note_finished(DEVICE)
+    failures._launched.pop(DEVICE, None)
     failures._failed.discard(DEVICE)
 
 
@@ -56,13 +60,30 @@ def test_a_failed_kernel_is_named() -> None:
 
 def test_of_several_all_are_named_since_the_device_was_waited_for() -> None:
     note_launch(DEVICE, "before")
-    note_finished(DEVICE)
+    with waited_for(DEVICE):
+        pass
     for kernel in ("f", "g", "f"):
         note_launch(DEVICE, kernel)
     error = raised_as(ILLEGAL)
     assert isinstance(error, KernelFailed)
     assert error.kernels == ("g", "f")
     assert "check_launches=True" in str(error)
+
+
+def test_a_wait_is_about_what_was_launched_before_it() -> None:
+    for kernel in ("before", "about to be"):
+        note_launch(DEVICE, kernel)
+    with waited_for(DEVICE):
+        note_launch(DEVICE, "meanwhile")
+    note_launch(DEVICE, "about to be")  # now it is launched
+    error = raised_as(ILLEGAL)
+    assert isinstance(error, KernelFailed)
+    assert error.kernels == ("meanwhile", "about to be")
+    with pytest.raises(RuntimeError), waited_for(DEVICE):
+        raise ILLEGAL
+    again = raised_as(ILLEGAL)
+    assert isinstance(again, KernelFailed)
+    assert again.kernels == error.kernels
 
 
 def test_one_of_another_library() -> None:
@@ -78,12 +99,12 @@ def test_other_errors_of_cuda() -> None:
     assert error.status == 1
     assert "cudaErrorInvalidValue" in str(error)
     assert not has_failed(DEVICE)
-    for full in (MemoryError("Out of memory allocating 9 bytes"), CUDARuntimeError(2, "cudaErrorMemoryAllocation")):
+    for full in (OutOfMemoryError("Out of memory allocating 9"), CUDARuntimeError(2, "cudaErrorMemoryAllocation")):
         error = raised_as(full)
         assert type(error) is DeviceOutOfMemory
         assert isinstance(error, MemoryError)
 
 
 def test_other_errors_pass() -> None:
-    for other in (InvalidArgument("mine"), ValueError("theirs"), KeyboardInterrupt()):
+    for other in (InvalidArgument("mine"), ValueError("theirs"), KeyboardInterrupt(), MemoryError("of the host")):
         assert raised_as(other) is other

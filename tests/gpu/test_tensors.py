@@ -87,6 +87,28 @@ def test_what_torch_did_before_is_done_when_a_kernel_runs() -> None:
             assert values.min() == values.max() == 40 * turn
 
 
+def test_what_a_kernel_did_is_done_when_torch_goes_on() -> None:
+    source = """
+    __global__ void late(float *values) {
+        long long begun = clock64();
+        while (clock64() - begun < 20000000) {}
+        values[threadIdx.x] *= 3.0f;
+    }
+    """
+    side = torch.cuda.Stream()  # which does not wait for the stream that CuPy uses by itself
+    with CudaContext() as context:
+        kernel = context.get_kernel("late", source, "late")
+        with torch.cuda.stream(side):
+            tensor = torch.full((256,), 2.0, device="cuda")
+            kernel(tensor, block=256, grid=1)
+            given = (tensor + 0).tolist()
+            array = tensor_to_gpu(tensor)
+            kernel(array, block=256, grid=1)
+            back = (gpu_to_tensor(array) + 0).tolist()
+    assert given == [6.0] * 256
+    assert back == [18.0] * 256
+
+
 def test_a_result_outlives_its_context() -> None:
     with CudaContext() as context:
         array = context.to_gpu(np.arange(1000, dtype=np.float32))

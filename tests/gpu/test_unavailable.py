@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuraxis import devices
 from neuraxis.errors import CudaContextClosed, DeviceUnavailable, InvalidArgument, InvalidType
-from neuraxis.gpu import CudaContext, devices, gpu_to_tensor, open_shared, share, tensor_to_gpu
+from neuraxis.gpu import CudaContext, gpu_to_tensor, open_shared, share, tensor_to_gpu
 from neuraxis.gpu.shared_handle import THIS_PROCESS, SharedHandle
 from tests.gpu.kernels import SCALE
 
@@ -87,7 +88,10 @@ def test_cupy_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DeviceUnavailable, match="CuPy cannot be loaded: Original error: libcudart is missing"):
+    with pytest.raises(
+        DeviceUnavailable,
+        match=r"CuPy is installed and cannot be loaded: Original error: libcudart is missing\. Keep one",
+    ):
         devices.require_cupy()
 
 
@@ -95,6 +99,7 @@ def test_without_the_compiler() -> None:
     error = devices.compiler_missing(RuntimeError('Failure finding "libnvrtc.so.12": No such file\nmore'))
     assert "NVRTC, which compiles kernels, cannot be loaded" in str(error)
     assert "more" not in str(error)
+    assert "pip install 'neuraxis[cuda]' brings it" in str(error)
 
 
 def test_arguments_are_checked_at_once() -> None:

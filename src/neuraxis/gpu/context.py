@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.devices import require_device
 from neuraxis.errors import (
     AlreadyInitialized,
     CudaContextClosed,
@@ -17,7 +18,6 @@ from neuraxis.errors import (
 )
 from neuraxis.gpu import current
 from neuraxis.gpu.arguments import is_device_array, is_tensor
-from neuraxis.gpu.devices import require_device
 from neuraxis.gpu.failures import cuda_calls, has_failed
 from neuraxis.gpu.kernel import Compiled, Kernel, compiled, never_unload
 from neuraxis.gpu.launcher import Launcher
@@ -77,20 +77,24 @@ class CudaContext:
         with self._lock:
             if self._launcher is not None:
                 raise AlreadyInitialized("this CudaContext is running already")
-            cupy = require_device(self.device_id)
-            owner = f"the CudaContext of device {self.device_id}"
-            with cuda_calls("starting a CudaContext", self.device_id), cupy.cuda.Device(self.device_id):
-                self._launcher = Launcher(cupy, self.device_id, owner, self._profile, self.check_launches)
-                self._memory = DeviceMemory(cupy, self.device_id, owner)
-        current.entered(self)
+            self._start()
+            current.entered(self)
         return self
+
+    def _start(self) -> None:
+        cupy = require_device(self.device_id)
+        owner = f"the CudaContext of device {self.device_id}"
+        with cuda_calls("starting a CudaContext", self.device_id), cupy.cuda.Device(self.device_id):
+            launcher = Launcher(cupy, self.device_id, owner, self._profile, self.check_launches)
+            self._memory = DeviceMemory(cupy, self.device_id, owner)
+            self._launcher = launcher
 
     def stop(self) -> None:
         """Wait for what runs, and give back memory and kernels. Can be called again.
 
         KernelFailed, after all is given back, if a kernel failed and nobody has been told so yet.
         """
-        current.left(self)
+        current.ended(self)
         with self._lock:
             launcher, memory = self._launcher, self._memory
             self._launcher = self._memory = None
@@ -99,12 +103,11 @@ class CudaContext:
             self._kernels.clear()
         if launcher is None or memory is None:
             return
+        launcher.close()
         try:
             if not has_failed(self.device_id):
-                launcher.synchronize()
-                launcher.read_times()
+                launcher.finish()
         finally:
-            launcher.close()
             failed = has_failed(self.device_id)
             memory.close(free=not failed)
             if failed:
@@ -117,17 +120,16 @@ class CudaContext:
     def __enter__(self) -> CudaContext:
         with self._lock:
             if self._launcher is None:
-                self.start()
-            elif self._depth:
-                current.entered(self)
+                self._start()
+            current.entered(self)  # in this thread, whichever one has started it
             self._depth += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         with self._lock:
+            current.left(self)
             self._depth -= 1
             if self._depth:
-                current.left(self)
                 return
         try:
             self.stop()
@@ -154,11 +156,11 @@ class CudaContext:
                 raise InvalidType(f"get_kernel: {argument}={value!r} must be text, and not empty")
         if not isinstance(options, tuple) or not all(isinstance(option, str) for option in options):
             raise InvalidType(f"get_kernel: options={options!r} must be a tuple of texts")
-        launcher, _ = self._running()
         if not any(option.startswith(("-std", "--std")) for option in options):
             options = (_STANDARD, *options)
         key = cache_key(source, function_name, options, str(self.device_id))
-        with self._lock:  # two threads that ask for the same compile it once
+        with self._lock:  # two threads that ask for the same compile it once, and none for a context that was stopped
+            launcher, _ = self._running()
             if key not in self._compiled:
                 with launcher.device:
                     self._compiled[key] = compiled(launcher, name, source, function_name, options)
@@ -204,10 +206,12 @@ class CudaContext:
         """
         launcher, memory = self._running()
         cupy = launcher.cupy
+        there_already = is_device_array(array) or (is_tensor(array) and array.is_cuda)
+        values = None if there_already else host_array(array)
         with cuda_calls("to_gpu", self.device_id), launcher.device:
-            if is_tensor(array) and array.is_cuda:
-                array = shared_with_cupy(cupy, array)
-            if is_device_array(array):
+            if values is None:
+                if is_tensor(array):
+                    array = shared_with_cupy(cupy, array)
                 there = cupy.asarray(array)
                 if int(there.data.device_id) == self.device_id:
                     return there
@@ -217,7 +221,6 @@ class CudaContext:
                 here = memory.allocate(there.shape, there.dtype)
                 here.data.copy_from_device(there.data, there.nbytes)
                 return here
-            values = host_array(array)
             here = memory.allocate(values.shape, values.dtype)
             if values.size:
                 here.set(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-__all__ = ["current_context", "entered", "left"]
+__all__ = ["current_context", "ended", "entered", "left"]
 
 
 class _Context(Protocol):
@@ -34,6 +34,11 @@ def left(context: _Context) -> None:
         if contexts[place] is context:
             del contexts[place]
             return
+
+
+def ended(context: _Context) -> None:
+    """Take back all that this thread has `entered` of a context that is stopped; others find out when they look."""
+    _entered.contexts[:] = [one for one in _entered.contexts if one is not context]
 
 
 def current_context() -> _Context | None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neuraxis.devices import compiler_missing
 from neuraxis.errors import CudaContextClosed, InvalidArgument
-from neuraxis.gpu.arguments import is_device_array, is_tensor, matched
+from neuraxis.gpu.arguments import QuickMatch, is_device_array, is_tensor, matched
 from neuraxis.gpu.compile_log import compile_error
-from neuraxis.gpu.devices import compiler_missing
 from neuraxis.gpu.failures import cuda_calls
 from neuraxis.gpu.geometry import Geometry, Limits
 from neuraxis.gpu.launcher import Launcher
-from neuraxis.gpu.memory import memory_of
+from neuraxis.gpu.memory import has_stopped_memory, memory_of
 from neuraxis.gpu.sources import Parameter, parameters_of
-from neuraxis.gpu.tensors import shared_with_cupy
+from neuraxis.gpu.tensors import let_torch_wait, shared_with_cupy
 
 __all__ = ["Compiled", "Kernel", "compiled", "never_unload"]
 
 _SHARED_MEMORY_WITHOUT_ASKING = 48 * 1024
+_MOST_GEOMETRIES = 256  # that a kernel remembers as possible
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Kernel:
     """A function on the GPU: call it with its arguments, and with the `block` and `grid` to run it in.
 
     It returns when the launch is under way; `synchronize()` and `from_gpu()` of the context wait for it. It runs in the
-    order of CuPy's current stream.
+    order of CuPy's current stream. Where it is given tensors of torch, torch's current stream comes before and after.
 
     Attributes:
         name: what it was asked for by; errors and profiles call it so.
@@ -77,6 +79,8 @@ class Kernel:
         self._compiled = compiled
         self._launcher = launcher
         self._cupy = launcher.cupy
+        self._quick = QuickMatch(compiled.parameters, launcher.cupy.ndarray)
+        self._geometries: dict[tuple[Any, Any], Geometry] = {}
 
     def __repr__(self) -> str:
         taken = "?" if self.parameters is None else ", ".join(parameter.text for parameter in self.parameters)
@@ -92,22 +96,36 @@ class Kernel:
             grid: blocks, 1 to 3 numbers.
             shared_mem: bytes of shared memory for each block, beside what the kernel declares itself.
         """
-        geometry = Geometry.checked(block, grid, self._compiled.limits)
+        geometry = self._geometry(block, grid)
         if isinstance(shared_mem, bool) or not isinstance(shared_mem, int) or shared_mem < 0:
             raise InvalidArgument(f"shared_mem={shared_mem!r} must be a number of bytes")
-        arguments = tuple(map(self._on_device, arguments))
-        given = matched(self.name, arguments, self.parameters)
-        for position, array in enumerate(given):
-            if isinstance(array, self._cupy.ndarray):
-                self._check_place(position, array)
+        given = self._quick(arguments, self._launcher.device_id)
+        has_tensors = given is None and any(map(is_tensor, arguments))
+        if given is None or has_stopped_memory():
+            given = matched(self.name, tuple(map(self._on_device, arguments)), self.parameters)
+            for position, array in enumerate(given):
+                if isinstance(array, self._cupy.ndarray):
+                    self._check_place(position, array)
+        self._launcher.launch(self.name, self._start, geometry, given, shared_mem, has_tensors)
+
+    def _start(self, geometry: Geometry, given: tuple[Any, ...], shared_mem: int, has_tensors: bool) -> None:
         function = self._compiled.function
+        if shared_mem > _SHARED_MEMORY_WITHOUT_ASKING:
+            _allow_shared_memory(function, shared_mem)
+        function(geometry.grid, geometry.block, given, shared_mem=shared_mem)
+        if has_tensors:
+            let_torch_wait(self._cupy, self._launcher.device_id)
 
-        def start() -> None:
-            if shared_mem > _SHARED_MEMORY_WITHOUT_ASKING:
-                function.max_dynamic_shared_size_bytes = shared_mem
-            function(geometry.grid, geometry.block, given, shared_mem=shared_mem)
-
-        self._launcher.launch(self.name, start)
+    def _geometry(self, block: Any, grid: Any) -> Geometry:
+        if not (_is_exact(block) and _is_exact(grid)):
+            return Geometry.checked(block, grid, self._compiled.limits)
+        known = self._geometries.get((block, grid))
+        if known is None:
+            known = Geometry.checked(block, grid, self._compiled.limits)
+            if len(self._geometries) >= _MOST_GEOMETRIES:
+                self._geometries.clear()
+            self._geometries[block, grid] = known
+        return known
 
     def _on_device(self, value: Any) -> Any:
         """What another library has in the memory of a GPU, as an array of CuPy on the same memory."""
@@ -118,16 +136,36 @@ class Kernel:
         return value
 
     def _check_place(self, position: int, array: Any) -> None:
-        place = f"kernel {self.name!r}, argument {position}"
         there, here = int(array.data.device_id), self._launcher.device_id
         if there != here:
             raise InvalidArgument(
-                f"{place}: the array is on device {there}, and this context has device {here}; "
+                f"{self._place(position)}: the array is on device {there}, and this context has device {here}; "
                 "to_gpu(array) of this context brings it over"
             )
         memory = memory_of(int(array.data.ptr))
         if memory is not None and not memory.open:
             raise CudaContextClosed(
-                f"{place}: the array belongs to {memory.owner}, which was stopped; copy it with cupy.array(array), "
-                "or allocate it in this context"
+                f"{self._place(position)}: the array belongs to {memory.owner}, which was stopped; copy it with "
+                "cupy.array(array), or allocate it in this context"
             )
+
+    def _place(self, position: int) -> str:
+        return f"kernel {self.name!r}, argument {position}"
+
+
+_growing = threading.Lock()
+
+
+def _allow_shared_memory(function: Any, size: int) -> None:
+    """What a function may have only grows: another thread may be about to launch the same one with more.
+
+    CuPy loads a source once for all contexts, so the functions of several may be one.
+    """
+    with _growing:
+        if int(function.max_dynamic_shared_size_bytes) < size:
+            function.max_dynamic_shared_size_bytes = size
+
+
+def _is_exact(numbers: Any) -> bool:
+    """Whether equal means the same: not so for 1, 1.0 and True, of which only the first is a number of blocks."""
+    return type(numbers) is int or (type(numbers) is tuple and all(type(number) is int for number in numbers))

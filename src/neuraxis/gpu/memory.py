@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.errors import CudaContextClosed
 from neuraxis.gpu.failures import cuda_calls
 
-__all__ = ["DeviceMemory", "memory_of"]
+__all__ = ["DeviceMemory", "has_stopped_memory", "memory_of"]
 
 
 class DeviceMemory:
@@ -38,6 +39,7 @@ class DeviceMemory:
         self._cupy = cupy
         self._device_id = device_id
         self._pool: Any = cupy.cuda.MemoryPool()
+        self._lock = threading.RLock()  # of the pool, and of what is added to the blocks
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -45,8 +47,11 @@ class DeviceMemory:
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return self._cupy.ndarray(shape, dtype)
-        block = Block(self._pool.malloc(size), size, self)
-        self._blocks.add(block)
+        with self._lock:
+            if self._pool is None:
+                raise CudaContextClosed(f"{self.owner} was stopped while memory was asked of it")
+            block = Block(self._pool.malloc(size), size, self)
+            self._blocks.add(block)
         _registry.add(block)
         memory = self._cupy.cuda.UnownedMemory(block.address, size, block, self._device_id)
         return self._cupy.ndarray(shape, dtype, self._cupy.cuda.MemoryPointer(memory, 0))
@@ -54,7 +59,8 @@ class DeviceMemory:
     @property
     def used_bytes(self) -> int:
         """Of arrays that are in use; the pool keeps more, for the next ones."""
-        return sum(block.size for block in self._blocks)
+        with self._lock:
+            return sum(block.size for block in self._blocks)
 
     def close(self, free: bool = True) -> None:
         """Give back what nobody uses; what somebody does goes back to the device when it is let go.
@@ -62,8 +68,10 @@ class DeviceMemory:
         `free=False`, for a device that a failed kernel has left unusable: freeing would fail, too, and the memory ends
         with the process.
         """
-        self.open = False
-        pool, self._pool = self._pool, None  # without its pool, memory that is let go is freed and not kept
+        with self._lock:
+            _closed.add(weakref.ref(self, _closed.discard))
+            self.open = False
+            pool, self._pool = self._pool, None  # without its pool, memory that is let go is freed and not kept
         if pool is None:
             return
         if not free:
@@ -74,6 +82,8 @@ class DeviceMemory:
 
 
 _abandoned: list[Any] = []
+# Memory of stopped contexts of which somebody still holds a block: a block holds its memory, and nobody else does.
+_closed: set[weakref.ref[DeviceMemory]] = set()
 
 
 class Block:
@@ -92,6 +102,11 @@ def memory_of(address: int) -> DeviceMemory | None:
     """Whose memory is at the address: a context's, or None for memory that no context of ours has allocated."""
     block = _registry.find(address)
     return None if block is None else block.memory
+
+
+def has_stopped_memory() -> bool:
+    """Whether anybody holds an array of a context that was stopped. If not, no address needs to be looked up."""
+    return bool(_closed)
 
 
 class _Registry:

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.devices import require_cupy, require_device
 from neuraxis.errors import CudaContextClosed, DeviceUnavailable, InvalidArgument, InvalidType
 from neuraxis.gpu.arguments import is_device_array, is_tensor
-from neuraxis.gpu.devices import require_cupy, require_device
-from neuraxis.gpu.failures import cuda_calls, note_finished
+from neuraxis.gpu.failures import cuda_calls, waited_for
 from neuraxis.gpu.memory import memory_of
 from neuraxis.gpu.shared_handle import THIS_PROCESS, SharedHandle
 from neuraxis.gpu.tensors import shared_with_cupy
@@ -86,9 +86,9 @@ def open_shared(handle: bytes) -> Iterator[Any]:
         yield array
     finally:
         del array
-        with cuda_calls("closing a shared array", device_id), cupy.cuda.Device(device_id):
+        waits = waited_for(device_id)
+        with cuda_calls("closing a shared array", device_id), cupy.cuda.Device(device_id), waits:
             cupy.cuda.runtime.deviceSynchronize()
-        note_finished(device_id)
 
 
 class _Mapping:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
 
+from neuraxis.devices import require_cupy, require_device
 from neuraxis.errors import BackendUnavailable, DeviceUnavailable, InvalidType
 from neuraxis.gpu.arguments import is_device_array, is_tensor
 from neuraxis.gpu.current import current_context
-from neuraxis.gpu.devices import require_cupy, require_device
+from neuraxis.gpu.failures import cuda_calls
 
-__all__ = ["gpu_to_tensor", "host_array", "shared_with_cupy", "tensor_to_gpu"]
+__all__ = ["gpu_to_tensor", "host_array", "let_torch_wait", "shared_with_cupy", "tensor_to_gpu"]
 
 
 def tensor_to_gpu(tensor: Any) -> Any:
@@ -23,17 +25,23 @@ def tensor_to_gpu(tensor: Any) -> Any:
     it; without one, to CuPy's current device. Gradients are not followed.
     """
     if is_tensor(tensor) and tensor.is_cuda:
-        return shared_with_cupy(require_cupy(), tensor)
+        with cuda_calls("tensor_to_gpu", int(tensor.device.index)):
+            return shared_with_cupy(require_cupy(), tensor)
     if is_device_array(tensor):
         return require_cupy().asarray(tensor)
     context = current_context()
-    return require_device(0).asarray(host_array(tensor)) if context is None else context.to_gpu(tensor)
+    if context is not None:
+        return context.to_gpu(tensor)
+    cupy, values = require_device(0), host_array(tensor)
+    with cuda_calls("tensor_to_gpu", int(cupy.cuda.runtime.getDevice())):
+        return cupy.asarray(values)
 
 
 def gpu_to_tensor(gpu_array: Any) -> Any:
     """The array as a torch tensor on the same GPU: the same memory, without a copy.
 
-    The memory stays as long as either of them. `.cpu()` of the tensor, or `from_gpu` of the context, brings it to the
+    What torch does with it next, on its current stream, waits for what CuPy's current stream was given before. The
+    memory stays as long as either of them. `.cpu()` of the tensor, or `from_gpu` of the context, brings it to the
     host.
     """
     if is_tensor(gpu_array):
@@ -53,13 +61,30 @@ def gpu_to_tensor(gpu_array: Any) -> Any:
 
 
 def shared_with_cupy(cupy: Any, tensor: Any) -> Any:
-    """A CUDA tensor as an array of CuPy on the same memory."""
+    """A CUDA tensor as an array of CuPy on the same memory.
+
+    CuPy's current stream waits for what torch's current stream was given before; that is part of DLPack.
+    """
     try:
         return cupy.from_dlpack(tensor.detach())
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(error, "status"):  # CUDA's own
             raise
         raise InvalidType(f"a tensor of {tensor.dtype} cannot become an array of CuPy: {error}") from error
+
+
+def let_torch_wait(cupy: Any, device_id: int) -> None:
+    """Have torch's current stream wait for what CuPy's current stream was given; the device is current.
+
+    For tensors that kernels were given: torch has them all the while, and nothing else tells it. Both libraries begin
+    on the same stream, and then there is nothing to do.
+    """
+    torch = sys.modules["torch"]
+    theirs = int(torch.cuda.current_stream(device_id).cuda_stream)
+    if theirs != int(cupy.cuda.get_current_stream().ptr):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        cupy.cuda.runtime.streamWaitEvent(theirs, event.ptr)
 
 
 def host_array(value: Any) -> np.ndarray:

@@ -10,7 +10,10 @@ from neuraxis.errors import DeviceUnavailable
 __all__ = ["compiler_missing", "require_cupy", "require_device"]
 
 _INSTALL = "pip install 'neuraxis[cuda]'"
-_NO_DEVICE = "It needs an NVIDIA GPU and its driver; `neuraxis doctor` tells what is here"
+_NO_DEVICE = (
+    "It needs an NVIDIA GPU and its driver, as new as CuPy's CUDA wants it, and CUDA_VISIBLE_DEVICES must not hide the "
+    "GPU; `neuraxis doctor` tells what is here"
+)
 
 
 def require_cupy() -> Any:
@@ -21,7 +24,10 @@ def require_cupy() -> Any:
         import cupy
     except ImportError as error:
         lines = [line for line in str(error).splitlines() if line.strip(" =")] or ["no reason is given"]
-        raise DeviceUnavailable(f"CuPy cannot be loaded: {lines[-1].strip()}", _INSTALL) from error
+        raise DeviceUnavailable(
+            f"CuPy is installed and cannot be loaded: {lines[-1].strip()}",
+            f"Keep one CuPy (`pip list` shows cupy, cupy-cuda12x, ...), then {_INSTALL} --force-reinstall",
+        ) from error
     return cupy
 
 
@@ -47,5 +53,5 @@ def compiler_missing(error: BaseException) -> DeviceUnavailable:
     lines = str(error).strip().splitlines() or ["no reason is given"]
     return DeviceUnavailable(
         f"NVRTC, which compiles kernels, cannot be loaded: {lines[0]}",
-        "Install the CUDA toolkit, or pip install 'cupy-cuda12x[ctk]'",
+        f"{_INSTALL} brings it for CUDA 12; for a CuPy of another CUDA, install the toolkit of that version",
     )
