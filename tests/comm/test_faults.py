@@ -154,7 +154,49 @@ def test_killed_under_gloo() -> None:
         outcomes = ranks.outcomes()
     for rank in (0, 2):
         assert outcomes[rank].error is None, outcomes[rank].output
-    assert any(outcomes[rank].value[0]["rank"] == 1 for rank in (0, 2))
+        assert (outcomes[rank].value[0]["rank"], outcomes[rank].value[0]["signal"]) == (1, signal.SIGKILL)
+
+
+# Who comes to grief under gloo, and how: by an exception, by an end that it chose, or by leaving before the others.
+ENDS = [(0, "raises"), (1, "raises"), (2, "raises in a group"), (1, "raises in a call"), (1, "exits"), (0, "leaves")]
+REASONS = {"raises": "raised KeyError: 'own'", "exits": "left by sys.exit(3)", "leaves": "has left this group"}
+
+
+def _come_to_grief(port: int) -> list[tuple[int, str, int | None]]:
+    """What this rank was told, case by case; nothing where it was the victim."""
+    seen: list[tuple[int, str, int | None]] = []
+    for victim, how in ENDS:
+        try:
+            with dist.DistributedContext("gloo", f"tcp://127.0.0.1:{port}", timeout=30) as context:
+                group = context.world if how == "raises" else dist.new_group()
+                assert isinstance(group, dist.Communicator)
+                group.barrier()
+                if context.rank != victim:
+                    group.all_reduce(np.ones(4))
+                elif how == "exits":
+                    sys.exit(3)
+                elif how == "raises in a call":  # which nobody else comes to, and which gloo cannot be told to end
+                    context.world.all_reduce(np.ones(4), async_op=True)
+                    raise KeyError("own")
+                elif how != "leaves":
+                    raise KeyError("own")
+        except PeerLost as error:
+            seen.append((error.rank, error.reason, error.exit_code))
+        except (KeyError, SystemExit):
+            seen.append((-1, "", None))
+        else:
+            seen.append((-1, "", None))
+    return seen
+
+
+def test_gloo_names_the_rank_that_raised_and_what() -> None:
+    """Whoever notices leaves, too, and the first rank has the store: none of them is named instead."""
+    for rank, seen in enumerate(run_ranks(_come_to_grief, SIZE, free_port(), torch=True)):
+        for (victim, how), (lost, reason, exit_code) in zip(ENDS, seen, strict=True):
+            if rank != victim:
+                assert lost == victim, (rank, how, reason)
+                assert reason.startswith(REASONS[how.split()[0]]), (rank, how, reason)
+                assert exit_code == (3 if how == "exits" else None)
 
 
 def _receive_from_the_dead(victim: int) -> str:
@@ -181,6 +223,38 @@ def test_what_the_dead_had_sent_is_received_and_then_it_is_lost() -> None:
     with Ranks(_receive_from_the_dead, 2, 1) as ranks:
         outcomes = ranks.outcomes()
         assert outcomes[0].value == "survived", outcomes[0].output
+
+
+def _half_a_message_from_the_dead() -> str:
+    """Rank 1 dies in mid-message: who receives from anybody is told, and then receives from rank 2."""
+    with dist.DistributedContext(backend="shm", timeout=30) as context:
+        room = np.zeros(200_000)  # much more than a ring has room for
+        if context.rank == 1:
+            sending = dist.isend(np.ones(200_000), dst=0)
+            await_mark("begun")
+            sending.request.endpoint._closed = True  # type: ignore[attr-defined]  # the rest is never written
+            mark("half of it")
+            _die()
+        if context.rank == 2:
+            await_mark("told")
+            dist.send(np.full(200_000, 2.0), dst=0)
+            return "sent"
+        mark("begun")
+        await_mark("half of it")
+        with pytest.raises(PeerLost) as caught:
+            dist.recv(room)
+        assert caught.value.rank == 1
+        mark("told")
+        assert dist.recv(room) == 2
+        assert (room == 2).all()
+    return "survived"
+
+
+def test_half_a_message_of_the_dead_is_an_error_and_hides_no_other() -> None:
+    with Ranks(_half_a_message_from_the_dead, 3) as ranks:
+        outcomes = ranks.outcomes()
+        assert outcomes[0].value == "survived", outcomes[0].output
+        assert outcomes[2].value == "sent", outcomes[2].output
 
 
 def _exit_with(code: int) -> int | None:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from neuraxis.mesh import Node, Topology
+from tests.crew.stopping import go_on, stop
 
 LIMIT_S = 20.0
 _NUMBERS = itertools.count()
@@ -108,12 +108,10 @@ class Child:
         self.process.stdin.flush()
 
     def stop(self) -> None:
-        """Stop it as a debugger does; return when it stands."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(self.process.pid)
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        go_on(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()

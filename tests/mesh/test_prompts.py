@@ -58,8 +58,10 @@ class Town:
             assert gate.wait(LONG_S)
             return f"{name}: {prompt.text}"
 
-        node = self.stack.enter_context(Node(name, role, self.mesh))
+        # Announced when it serves: who sees it can ask it, on a busy machine, too.
+        node = self.stack.enter_context(Node(name, role, self.mesh, announce=False))
         prompts = Prompts(node, answer)
+        node.announce()
         assert self.node.wait_for([name], LONG_S) == []
         return prompts
 

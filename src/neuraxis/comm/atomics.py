@@ -9,10 +9,10 @@ Orderings, and why each is enough:
 * `load_acquire` / `store_release`: a rank writes its data, then *releases* its flag; another *acquires* the
   flag, then reads the data. The pair makes everything before the release visible after the acquire, which is
   all that one-writer flags need.
-* `store_ordered` / `load_ordered`: sequentially consistent. They are needed in one place only, between "I store my
-  flag" and "I look whether somebody sleeps on it", because a store followed by a load of another word is the one order
-  that release and acquire do not keep. The sleeper does the mirror image (counts itself, then looks at the flag),
-  so at least one of the two sees the other.
+* `store_ordered` / `load_ordered`: sequentially consistent. They are needed where "I store my flag" is followed by "I
+  look whether somebody waits for it", because a store followed by a load of another word is the one order that release
+  and acquire do not keep. Who waits does the mirror image (says so, then looks at the flag), so at least one of the two
+  sees the other.
 * `fetch_add`: sequentially consistent, for counters with several writers (the number of sleepers).
 """
 

@@ -127,6 +127,10 @@ class Backend(ABC):
         """Receive and wait; the group rank it came from."""
         return _wait(self.ireceive(buffer, source, tag), timeout)
 
+    def send_bytes(self, parts: Sequence[Buffer], to: int, tag: int, timeout: float) -> None:
+        """Send what lies in several places as one message, for `receive_bytes`. Only shm can."""
+        raise NotImplementedError
+
     def receive_bytes(self, source: int | None, tag: int, timeout: float) -> tuple[np.ndarray, int]:
         """Receive a message of any length; its bytes, and the group rank it came from. Only shm can."""
         raise NotImplementedError
@@ -163,7 +167,10 @@ class Backend(ABC):
         """Called in a forked child: forget what belongs to the parent, without touching it."""
 
     def poison(self, error: BaseException) -> None:
-        """Make this rank's failure known to the others, where the backend can."""
+        """Make a failure of this rank in this group known to the others, where the backend can."""
+
+    def say_farewell(self, error: BaseException) -> None:
+        """Tell the others that this rank is about to leave because of `error`, where they would not see it."""
 
 
 def _wait(request: Request, timeout: float) -> int:

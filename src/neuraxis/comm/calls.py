@@ -18,6 +18,7 @@ __all__ = ["CallOrder"]
 _T = TypeVar("_T")
 
 _PATIENCE_S = 2.0  # how long a group that is destroyed waits for a call under way
+_ABORT_PATIENCE_S = 0.2  # the same of one that is aborted, where such a call was told to end; not all backends can
 
 
 class CallOrder:
@@ -67,6 +68,7 @@ class CallOrder:
             except BaseException as error:
                 self.fail(error)
                 raise
+            self._close_what_is_doomed()
         for buffer in written:
             if buffer.origin is not None:
                 buffer.write_back()
@@ -86,9 +88,12 @@ class CallOrder:
         self._retire_short_ways()
         if self._backend is not None:
             self._backend.poison(error)
-        if self._doomed is not None:
-            self._doomed.close()
-            self._doomed = None
+        self._close_what_is_doomed()
+
+    def _close_what_is_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, None
+        if doomed is not None:
+            doomed.close()
 
     def usable_backend(self) -> Backend:
         backend = self._backend
@@ -118,11 +123,14 @@ class CallOrder:
 
     def destroy(self) -> None:
         """Finish what is queued, then free everything. Can be called again, and after a failure."""
+        self._end(None, _PATIENCE_S)
+
+    def _end(self, patience_with_queued_s: float | None, patience_with_call_s: float) -> None:
         if self._runner is not None:
-            self._runner.stop()
+            self._runner.stop(patience_with_queued_s)
         # Not while a call is under way: the call's memory would be gone. If one is, in another thread or below the
         # signal handler that has called us, it closes the backend when it ends in the error that it was told.
-        idle = self._lock.acquire(timeout=_PATIENCE_S)
+        idle = self._lock.acquire(timeout=patience_with_call_s)
         backend, self._backend = self._backend, None
         self._retire_short_ways()
         if idle:
@@ -132,6 +140,11 @@ class CallOrder:
         else:
             self._doomed = backend
 
+    def say_farewell(self, error: BaseException) -> None:
+        """Tell the others, before an abort, what it is because of."""
+        if self._backend is not None:
+            self._backend.say_farewell(error)
+
     def abort(self) -> None:
         """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed."""
         error = CommunicatorClosed(f"{self.name} was aborted")
@@ -139,7 +152,7 @@ class CallOrder:
             self._backend.interrupt(error)
         if self._runner is not None:
             self._runner.drop(error)
-        self.destroy()
+        self._end(_ABORT_PATIENCE_S, _ABORT_PATIENCE_S)
 
     def abandon(self, error: NeuraxisError) -> None:
         """Forget, in a forked child, what is the parent's; later calls raise `error`."""

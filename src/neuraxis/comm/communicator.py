@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from neuraxis.comm.arguments import Arguments, reduce_op_of
 from neuraxis.comm.backend import Backend
+from neuraxis.comm.buffers import buffer_of
 from neuraxis.comm.calls import CallOrder
 from neuraxis.comm.nonmember import NonMember
 from neuraxis.comm.object_forms import ObjectForms
@@ -306,6 +307,14 @@ class Communicator(ObjectForms):
         buffer.write_back()
         return self.ranks[source]
 
+    def send_bytes(self, parts: Sequence[Any], group_dst: int, tag: int, timeout: float) -> None:
+        """Send memory that lies in several places as one message, for `receive_bytes`; shm only.
+
+        After `timeout` seconds it raises CollectiveTimeout: nothing is sent then, or the rest goes on, of a copy.
+        """
+        buffers = [buffer_of(np.frombuffer(part, np.uint8), "parts", writes=False) for part in parts]
+        self._calls.usable_backend().send_bytes(buffers, group_dst, tag, timeout)
+
     def receive_bytes(
         self, group_src: int | None = None, tag: int = 0, timeout: float | None = None
     ) -> tuple[np.ndarray, int]:
@@ -390,9 +399,18 @@ class Communicator(ObjectForms):
         """Finish what is queued, then free everything the group holds. Can be called again, and after a failure."""
         self._calls.destroy()
 
-    def abort(self) -> None:
-        """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed."""
+    def abort(self, because: BaseException | None = None) -> None:
+        """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed.
+
+        The others are told `because` of what, where the backend can.
+        """
+        if because is not None:
+            self._calls.say_farewell(because)
         self._calls.abort()
+
+    def say_farewell(self, error: BaseException) -> None:
+        """Tell the others that this rank is about to leave because of `error`; `abort` is to follow."""
+        self._calls.say_farewell(error)
 
     def abandon(self, error: NeuraxisError) -> None:
         """Forget, in a forked child, what is the parent's; later calls raise `error`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -132,8 +133,14 @@ class DistributedContext:
         """Leave the world and free everything: groups, memory, sockets, threads. Can be called again."""
         self._end(lambda communicator: communicator.destroy())
 
-    def abort(self) -> None:
-        """Shut down without waiting for asynchronous operations that are under way."""
+    def abort(self, because: BaseException | None = None) -> None:
+        """Shut down without waiting for asynchronous operations that are under way.
+
+        The others are told `because` of what, where the backend can (gloo and mpi; over shm they see it).
+        """
+        if because is not None and self._state == "open" and self._world is not None:
+            for communicator in list(self._world.family):  # all of them before the first is closed, which may take time
+                communicator.say_farewell(because)
         self._end(lambda communicator: communicator.abort())
 
     def _end(self, end: Callable[[Communicator], None]) -> None:
@@ -151,11 +158,11 @@ class DistributedContext:
     def __enter__(self) -> DistributedContext:
         return self if self._state == "open" else self.initialize()
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         if kind is None:
             self.shutdown()
         else:
-            self.abort()  # an error must come out now, not when the others have come
+            self.abort(error)  # an error must come out now, not when the others have come
 
     # --- what it knows --------------------------------------------------------------------------
 
@@ -352,7 +359,9 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     if _current is not None:
-        _current.abort()
+        # What Python has shown of its end, if it was an exception; of an interactive session it may be an old one.
+        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        _current.abort(uncaught)
 
 
 if hasattr(os, "register_at_fork"):

@@ -36,6 +36,15 @@ class Ending:
     exit_code: int | None = None
     signal: int | None = None
 
+    @property
+    def severity(self) -> int:
+        """More for what is less likely to have been meant: killed, exited with an error, nobody knows, a good end."""
+        if self.signal is not None:
+            return 3
+        if self.exit_code is None:
+            return 1
+        return 2 if self.exit_code else 0
+
     def __str__(self) -> str:
         if self.signal is not None:
             try:

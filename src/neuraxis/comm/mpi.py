@@ -3,13 +3,18 @@
 Every operation is started as MPI's non-blocking form and then polled, which gives it a deadline and lets Ctrl-C
 through; MPI's blocking calls have neither. What MPI cannot reduce (half precision, booleans) is gathered and
 folded. MPI counts in 32 bits, so long buffers go in windows.
+
+MPI tells nobody that a rank has raised: it only waits, in MPI_Finalize, for all others to come there too. So a rank
+that gives up or leaves says farewell to every other, and whoever waits looks for farewells between two polls. The
+others can then save what they have; the rank that raised ends when they do, because a process that ends by itself
+makes mpirun end all of them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -19,18 +24,21 @@ import numpy as np
 from neuraxis.comm.agreement import Agreement
 from neuraxis.comm.backend import Backend, Exchange, Operation, Request
 from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.farewells import FAREWELL_BYTES, Farewell, Farewells
 from neuraxis.comm.gathering import (
     all_reduce_by_gathering,
     reduce_by_gathering,
     reduce_scatter_by_gathering,
 )
 from neuraxis.comm.reduction import ElementType, ReduceOp
-from neuraxis.errors import BackendUnavailable, CollectiveMismatch, CollectiveTimeout, PeerLost
+from neuraxis.errors import BackendUnavailable, CollectiveMismatch, CollectiveTimeout, NeuraxisError, PeerLost
 
 __all__ = ["MpiBackend", "require_mpi"]
 
-# Requests that were given up: MPI may still write to their memory, which they keep alive.
+# Requests that were given up: MPI may still write to their memory, which they keep alive. Farewells that were said.
 _unfinished: list[Any] = []
+
+_LAST_WORDS_SECONDS = 0.1  # what a rank had sent before its farewell may come after it
 
 _WINDOW = 2**30  # bytes of one piece in one MPI call; well below what a 32-bit count can say
 
@@ -60,16 +68,24 @@ class MpiBackend(Backend):
         check_calls: bool = True,
     ) -> None:
         self._mpi = require_mpi()
-        # Communicators of our own, one for collectives and one for messages: neither the program's own MPI calls
-        # nor a user's tag can meet what we send.
         parent = self._mpi.COMM_WORLD if communicator is None else communicator
-        self._comm, self._messages = parent.Dup(), parent.Dup()
-        self.rank = self._comm.Get_rank()
-        self.size = self._comm.Get_size()
+        self.rank = parent.Get_rank()
+        self.size = parent.Get_size()
         self.timeout = timeout
         self._world_ranks = list(world_ranks if world_ranks is not None else range(self.size))
         self._check_calls = check_calls
+        self._rounds = 0  # exchanges among all ranks that this one has finished
+        self._farewells = Farewells(self.rank, self._world_ranks)
+        self._has_said_farewell = False
+        self._interruption: NeuraxisError | None = None
+        # The groups made of this one, which must be left with it, also those that the program has let go of.
+        self._parts: list[MpiBackend] = []
         self._agreement = Agreement(self.rank, self._world_ranks, self._all_gather_words, check_calls)
+        # Communicators of our own, for collectives, messages and farewells: neither the program's own MPI calls nor
+        # a user's tag can meet what we send.
+        own, requests = zip(*(parent.Idup() for _ in range(3)), strict=True)
+        self._wait("set-up", requests, timeout, lambda: None)
+        self._comm, self._messages, self._farewell_line = own
 
     # --- the collectives ------------------------------------------------------------------------
 
@@ -177,18 +193,79 @@ class MpiBackend(Backend):
         members = self._comm.Create_group(group)
         group.Free()
         try:
-            return MpiBackend(timeout, members, world_ranks, self._check_calls if check_calls is None else check_calls)
+            checked = self._check_calls if check_calls is None else check_calls
+            part = MpiBackend(timeout, members, world_ranks, checked)
         finally:
             members.Free()
+        self._parts = [*(one for one in self._parts if one._comm is not None), part]
+        return part
 
     def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        self._say(None)
         # MPI's Free is collective and would wait for ranks that may be gone; MPI frees it when it ends.
-        self._comm = self._messages = None
+        self._comm = self._messages = self._farewell_line = None
+        self._parts = []
+
+    # --- farewells ------------------------------------------------------------------------------
+
+    def interrupt(self, error: NeuraxisError) -> None:
+        self._interruption = error
+
+    def poison(self, error: BaseException) -> None:
+        self._say(error)
+
+    def say_farewell(self, error: BaseException) -> None:
+        for part in self._parts:
+            part.say_farewell(error)
+        self._say(error)
+
+    def _say(self, error: BaseException | None) -> None:
+        """Say farewell to every other rank; only the first one counts."""
+        line = self._farewell_line
+        if self._has_said_farewell or line is None or self._mpi.Is_finalized():
+            return
+        self._has_said_farewell = True
+        content = Farewell.because_of(error, self._world_ranks[self.rank], self._rounds).packed()
+        with suppress(self._mpi.Exception):  # what cannot be said is noticed at the deadline
+            _unfinished.extend(line.Isend(content, rank) for rank in range(self.size) if rank != self.rank)
+
+    def _listen(self) -> None:
+        """Take in the farewells that have come."""
+        line, status = self._farewell_line, self._mpi.Status()
+        while line is not None and (message := line.Improbe(status=status)) is not None:
+            content = np.zeros(FAREWELL_BYTES, np.uint8)
+            message.Recv(content)
+            farewell = Farewell.unpacked(content)
+            if farewell is not None:
+                self._farewells.hear(status.Get_source(), farewell)
+
+    def _check_ranks(self, what: str, senders: Collection[int] | None, rounds: int | None) -> None:
+        """Raise PeerLost if one that is waited for has left, and what it had sent before is not to come any more."""
+        if self._interruption is not None:
+            raise self._interruption
+        self._translated(what, self._listen)
+        before = time.monotonic() - _LAST_WORDS_SECONDS
+        lost = self._farewells.loss(what, self._agreement.sequence, senders, rounds, before)
+        if lost is not None:
+            raise lost
+
+    def _check_peer(self, what: str, peer: int | None) -> None:
+        if peer is not None:
+            self._check_ranks(what, (peer,), None)
+        else:  # anybody will do, as long as there is somebody
+            self._check_ranks(what, None if self._farewells.everybody_left() else (), None)
 
     # --- waiting --------------------------------------------------------------------------------
 
-    def _finish(self, what: str, *requests: Any, timeout: float | None = None) -> Any:
-        limit = self.timeout if timeout is None else timeout
+    def _finish(self, what: str, *requests: Any) -> None:
+        """Wait for this rank's part of an exchange among all ranks."""
+        self._wait(what, requests, self.timeout, partial(self._check_ranks, what, None, self._rounds))
+        self._rounds += 1
+
+    def _wait(self, what: str, requests: Sequence[Any], limit: float, check: Callable[[], None]) -> Any:
+        """Poll until all requests are done; the last one's status. `check` raises if there is no hope."""
         deadline = time.monotonic() + limit
         status = self._mpi.Status()
         looks = 0
@@ -198,6 +275,8 @@ class MpiBackend(Backend):
                     looks += 1
                     if looks > 1000:
                         time.sleep(0 if looks < 2000 else 0.0002)
+                        if looks >= 2000:
+                            check()
                         if time.monotonic() > deadline:
                             raise self._late(what, limit)
         except BaseException:
@@ -254,7 +333,10 @@ class _MpiRequest(Request):
         self._keep = keep  # MPI reads and writes this memory until the request is finished
 
     def test(self) -> bool:
-        return all(self._backend._translated(self._what, request.Test) for request in self._requests)
+        if all(self._backend._translated(self._what, request.Test) for request in self._requests):
+            return True
+        self._backend._check_peer(self._what, self._peer)
+        return False
 
     def cancel(self) -> None:
         for request in self._requests:
@@ -262,7 +344,8 @@ class _MpiRequest(Request):
                 request.Cancel()
 
     def wait(self, timeout: float) -> None:
-        status = self._backend._finish(self._what, *self._requests, timeout=timeout)
+        check = partial(self._backend._check_peer, self._what, self._peer)
+        status = self._backend._wait(self._what, self._requests, timeout, check)
         if self._what == "recv" and len(self._requests) == 1:
             self._check_length(status.Get_count(self._backend._mpi.BYTE))
         self.source = status.Get_source() if self._peer is None else self._peer

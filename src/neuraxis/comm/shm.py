@@ -298,6 +298,9 @@ class ShmBackend(Backend):
     def send(self, buffer: Buffer, to: int, tag: int, timeout: float) -> None:
         self._endpoint.send(buffer, to, tag, timeout)
 
+    def send_bytes(self, parts: Sequence[Buffer], to: int, tag: int, timeout: float) -> None:
+        self._endpoint.send(parts[0], to, tag, timeout, parts[1:])
+
     def receive(self, buffer: Buffer, source: int | None, tag: int, timeout: float) -> int:
         return self._endpoint.receive(buffer, source, tag, timeout)
 

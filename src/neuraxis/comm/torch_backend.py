@@ -12,7 +12,7 @@ import importlib.util
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -22,12 +22,14 @@ import numpy as np
 from neuraxis.comm.agreement import Agreement
 from neuraxis.comm.backend import Backend, Exchange, Operation, Request
 from neuraxis.comm.buffers import Buffer
+from neuraxis.comm.farewells import Farewell, Farewells
 from neuraxis.comm.gathering import (
     all_reduce_by_gathering,
     reduce_by_gathering,
     reduce_scatter_by_gathering,
 )
-from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.gloo_line import GlooLine
+from neuraxis.comm.liveness import Ending, ProcessIdentity, ProcessWatch, identify_self
 from neuraxis.comm.local import OwnMessages
 from neuraxis.comm.reduction import ElementType, ReduceOp
 from neuraxis.errors import BackendUnavailable, CollectiveTimeout, NeuraxisError, PeerLost
@@ -84,6 +86,10 @@ class TorchBackend(Backend):
         )
         self._own_messages = OwnMessages(rank)
         self._agreement = Agreement(rank, self._world_ranks, self._all_gather_words, check_calls)
+        self._rounds = 0  # exchanges among all ranks that this one has finished
+        self._farewells = Farewells(rank, self._world_ranks)
+        self._line: GlooLine | None = None  # on which they come, where there is one
+        self._has_said_farewell = False
         self._group = self._make_group()
         exchange(b"connected")  # whoever is through first must not close while others still connect to it
 
@@ -206,7 +212,7 @@ class TorchBackend(Backend):
     def isend(self, buffer: Buffer, to: int, tag: int) -> Request:
         if to == self.rank:  # gloo has no connection to itself
             return self._own_messages.isend(buffer, tag)
-        work = self._translated("send", lambda: self._group.send([_bytes(buffer)], to, tag))
+        work = self._translated("send", lambda: self._group.send([_bytes(buffer)], to, tag), peer=to)
         return _TorchRequest(self, "send", work, to, buffer)
 
     def ireceive(self, buffer: Buffer, source: int | None, tag: int) -> Request:
@@ -215,7 +221,7 @@ class TorchBackend(Backend):
         if source is None:
             work = self._translated("recv", lambda: self._group.recv_anysource([_bytes(buffer)], tag))
         else:
-            work = self._translated("recv", lambda: self._group.recv([_bytes(buffer)], source, tag))
+            work = self._translated("recv", lambda: self._group.recv([_bytes(buffer)], source, tag), peer=source)
         return _TorchRequest(self, "recv", work, source, buffer)
 
     # --- groups and the end ---------------------------------------------------------------------
@@ -240,63 +246,102 @@ class TorchBackend(Backend):
         )
 
     def close(self) -> None:
+        self._say(None)
+        if self._line is not None:
+            self._line.close()
         self._watch.close()
         self._group = None
         self._store = None
 
+    def poison(self, error: BaseException) -> None:
+        self._say(error)
+
+    def say_farewell(self, error: BaseException) -> None:
+        self._say(error)
+
+    def _say(self, error: BaseException | None) -> None:
+        """Say farewell to every other rank; only the first one counts."""
+        if self._line is not None and not self._has_said_farewell:
+            self._has_said_farewell = True
+            self._line.say(Farewell.because_of(error, self._world_ranks[self.rank], self._rounds))
+
     # --- waiting, and what can go wrong ---------------------------------------------------------
 
     def _finish(self, operation: Operation, start: Callable[[], Any]) -> None:
+        self._exchange_round(operation.label, start)
+
+    def _exchange_round(self, what: str, start: Callable[[], Any]) -> None:
+        """Do this rank's part of an exchange among all ranks."""
+
         def run() -> None:
             work = start()
             work.wait(timedelta(seconds=self.timeout))
 
-        self._translated(operation.label, run)
+        self._translated(what, run, rounds=self._rounds)
+        self._rounds += 1
 
-    def _translated(self, what: str, call: Callable[[], Any]) -> Any:
+    def _translated(
+        self, what: str, call: Callable[[], Any], peer: int | None = None, rounds: int | None = None
+    ) -> Any:
+        """Make a call of torch's that needs `peer`, or all ranks in exchange `rounds`; its errors become ours."""
         try:
             return call()
         except NeuraxisError:
             raise
         except RuntimeError as error:  # torch's own errors are RuntimeErrors
-            raise self._error(what, error) from error
+            raise self._error(what, error, None if peer is None else (peer,), rounds) from error
 
-    def _error(self, what: str, error: RuntimeError) -> NeuraxisError:
+    def _error(
+        self, what: str, error: RuntimeError, needed: Collection[int] | None, rounds: int | None
+    ) -> NeuraxisError:
         text = str(error)
         sequence = self._agreement.sequence
-        lowered = text.lower()
         # A dying process closes its connections a moment before it counts as dead.
         patience = time.monotonic() + _DEATH_SECONDS
-        while not (ended := self._watch.ended()) and time.monotonic() < patience:
+        while True:
+            self._listen()
+            told = self._farewells.loss(what, sequence, needed, rounds, certain=True)
+            ended = self._watch.ended()
+            if told is not None or ended or time.monotonic() >= patience:
+                break
             time.sleep(0.005)
-        if ended:
-            rank, ending = next(iter(ended.items()))
-            world_rank = self._world_ranks[rank]
-            return PeerLost(
-                f"rank {world_rank} {ending}; noticed in {what}, operation {sequence}: {text}",
-                rank=world_rank,
-                exit_code=ending.exit_code,
-                signal=ending.signal,
-                operation=what,
-                sequence=sequence,
-            )
-        if "timed out" in lowered or "timeout" in lowered:
+        if told is not None:
+            return told
+        # Who notices a loss leaves, too: of several that have ended it is the one that ended worst.
+        rank, ending = max(ended.items(), key=lambda one: one[1].severity, default=(-1, Ending()))
+        if rank < 0 and any(word in text.lower() for word in ("timed out", "timeout")):
             return CollectiveTimeout(
                 f"not all ranks arrived within {self.timeout:g} s in {what}, operation {sequence}: {text}",
                 operation=what,
                 sequence=sequence,
             )
-        return PeerLost(f"a rank was lost in {what}, operation {sequence}: {text}", operation=what, sequence=sequence)
+        if rank < 0 or ending.severity < 2:
+            told = self._farewells.loss(what, sequence, needed, rounds)
+            if told is not None:
+                return told
+        if rank < 0:
+            text = f"a rank was lost in {what}, operation {sequence}: {text}"
+            return PeerLost(text, operation=what, sequence=sequence)
+        world_rank = self._world_ranks[rank]
+        return PeerLost(
+            f"rank {world_rank} {ending}; noticed in {what}, operation {sequence}: {text}",
+            rank=world_rank,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            operation=what,
+            sequence=sequence,
+            reason=str(ending),
+        )
+
+    def _listen(self) -> None:
+        for sender, farewell in self._line.heard() if self._line is not None else ():
+            self._farewells.hear(sender, farewell)
 
     def _all_gather_words(self, words: np.ndarray) -> np.ndarray:
         torch = self._torch
         mine = torch.from_numpy(words).to(self.device)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-
-        def run() -> None:
-            self._group.allgather([rows], [mine]).wait(timedelta(seconds=self.timeout))
-
-        self._translated("the comparison of calls", run)
+        self._exchange_round("the comparison of calls", lambda: self._group.allgather([rows], [mine]))
         everybody: np.ndarray = torch.stack(rows).cpu().numpy()
         return everybody
 
@@ -333,7 +378,9 @@ class GlooBackend(TorchBackend):
         options = group._Options()
         options._timeout = timedelta(seconds=self.timeout)
         options._devices = [group.create_device(hostname=self._address)]
-        return self._translated("set-up", lambda: group(self._store, self.rank, self.size, options))
+        made = self._translated("set-up", lambda: group(self._store, self.rank, self.size, options))
+        self._line = GlooLine(self._torch, made, self.rank, self.size)
+        return made
 
 
 class NcclBackend(TorchBackend):
@@ -404,7 +451,8 @@ class _TorchRequest(Request):
 
     def _wait(self, timeout: float) -> None:
         try:
-            self._backend._translated(self._what, lambda: self._work.wait(timedelta(seconds=timeout)))
+            limit = timedelta(seconds=timeout)
+            self._backend._translated(self._what, lambda: self._work.wait(limit), peer=self._peer)
             self.source = self._work._source_rank() if self._peer is None else self._peer
         except NeuraxisError as error:
             self._error = error

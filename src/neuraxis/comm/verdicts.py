@@ -45,6 +45,7 @@ class Verdicts:
             signal=ending.signal,
             operation=what,
             sequence=sequence,
+            reason=how,
         )
 
     def timeout(self, what: str, missing: list[int], timeout: float) -> CollectiveTimeout:

@@ -152,14 +152,14 @@ class OrderedRunner:
         for work, _ in reversed(dropped):
             work._finish(error)
 
-    def stop(self) -> None:
-        """Finish what is queued and end the thread."""
+    def stop(self, patience_s: float | None = None) -> None:
+        """Finish what is queued and end the thread; after `patience_s` it is left to end by itself."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(patience_s)
 
     def _run(self) -> None:
         while True:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh.certificates import ROUTER
-from neuraxis.mesh.keys import ROOT, check_expression, check_mesh, presence_key, serve_key, status_key
+from neuraxis.mesh.keys import ROOT, call_key, check_expression, check_mesh, presence_key, serve_key, status_key
 
-__all__ = ["Grant", "access_control", "write_access"]
+__all__ = ["Grant", "access_control", "with_calls", "write_access"]
 
 _ADVANCED = "@adv/**"  # Zenoh's own keys below a state topic: caches, heartbeats, who publishes
 _DATA = ("put", "delete", "reply")  # what is kept by a publisher comes as a reply
@@ -38,6 +38,8 @@ class Grant:
         publishes, subscribes: key expressions ("vision/**").
         serves, requests: nodes and their served topics, wildcards allowed (("vision", "replay"), ("**", "**")).
         never_requests: what is denied of that, whatever else allows it.
+        calls: nodes that it may call (`neuraxis.rpc`). They may answer, and since a call is said in the same way as an
+            answer, they may call it, too.
     """
 
     role: str
@@ -47,6 +49,7 @@ class Grant:
     serves: tuple[tuple[str, str], ...] = ()
     requests: tuple[tuple[str, str], ...] = ()
     never_requests: tuple[tuple[str, str], ...] = ()
+    calls: tuple[str, ...] = ()
 
 
 def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
     rules: list[dict[str, Any]] = []
     policies = []
     for grant in grants:
-        own = [*_common_rules(mesh), *_rules_of(mesh, grant)]
+        own = [*_common_rules(mesh), *_rules_of(mesh, grant), *_rules_of_calls(mesh, grant, grants)]
         own = [{"id": f"{grant.role} {number}", **rule} for number, rule in enumerate(own)]
         rules += own
         policies.append({"id": grant.role, "rules": [rule["id"] for rule in own], "subjects": [grant.role]})
@@ -77,6 +80,22 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
         "subjects": [{"id": name, "cert_common_names": [name]} for name in (*names, ROUTER)],
         "policies": policies,
     }
+
+
+def with_calls(grants: Sequence[Grant], pairs: Iterable[tuple[str, str]]) -> list[Grant]:
+    """The grants, and that roles may call nodes: pairs of the two.
+
+    A role, or a node, that has no grant yet is a node of its own name.
+    """
+    by_role = {grant.role: grant for grant in grants}
+    for role, node in pairs:
+        grant = by_role.get(role) or Grant(role, nodes=(role,))
+        by_role[role] = replace(grant, calls=tuple(dict.fromkeys((*grant.calls, node))))
+    for grant in list(by_role.values()):
+        for node in grant.calls:
+            if not any(_meet(node, other) for one in by_role.values() for other in one.nodes):
+                by_role[node] = Grant(node, nodes=(node,))
+    return list(by_role.values())
 
 
 def write_access(path: str | os.PathLike[str], mesh: str, grants: Sequence[Grant]) -> None:
@@ -153,6 +172,29 @@ def _rules_of(mesh: str, grant: Grant) -> list[dict[str, Any]]:
         keys = [serve_key(mesh, node, topic) for node, topic in _checked_pairs(grant.never_requests, "never_requests")]
         rules.append(_rule("ingress", ("query",), keys, "deny"))
     return rules
+
+
+def _rules_of_calls(mesh: str, grant: Grant, grants: Sequence[Grant]) -> list[dict[str, Any]]:
+    """What it takes to call and to answer: a message to a key of the receiver's, by those who call each other."""
+    callers = [one for one in grants if any(_meet(node, own) for node in one.calls for own in grant.nodes)]
+    others = [*_checked(grant.calls, "calls"), *(node for one in callers for node in one.nodes)]
+    if not others:
+        return []
+    own, theirs = ([call_key(mesh, node) for node in nodes] for nodes in (grant.nodes, others))
+    return [
+        _rule("ingress", ("put",), theirs),
+        _rule("egress", ("declare_subscriber",), theirs),
+        _rule("ingress", ("declare_subscriber",), own),
+        _rule("egress", ("put",), own),
+    ]
+
+
+def _meet(called: str, node: str) -> bool:
+    """Whether two expressions have a name in common."""
+    import zenoh
+
+    one, other = check_expression(called, "calls"), check_expression(node, "nodes")
+    return bool(zenoh.KeyExpr(one).intersects(zenoh.KeyExpr(other)))
 
 
 def _rule(flow: str, messages: Iterable[str], keys: Iterable[str], permission: str = "allow") -> dict[str, Any]:

@@ -16,7 +16,6 @@ contradict each other is for the judges to see. Who proposed knows the decision,
 from __future__ import annotations
 
 import math
-import queue
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -34,6 +33,7 @@ from neuraxis.mesh.node import Node
 from neuraxis.mesh.once import Once
 from neuraxis.mesh.roles import check_timeout
 from neuraxis.mesh.services import Service
+from neuraxis.timed_queue import Empty, TimedQueue
 
 __all__ = ["Decision", "Proposal", "needed_votes", "propose", "vote"]
 
@@ -94,7 +94,7 @@ def propose(
     if of is not None and len(here) > of:
         raise InvalidArgument(f"of={of}: there are more voters here ({', '.join(here)})")
     proposal = Proposal(id or uuid.uuid4().hex, node.name, value)
-    news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    news: TimedQueue[Outcome] = TimedQueue()
     for name in here if len(here) >= needed else ():  # what cannot be accepted is not asked
         ask_in_background(node, name, topic, proposal, timeout, news.put, type=bool)
     votes: dict[str, bool] = {}
@@ -107,7 +107,7 @@ def propose(
             break
         try:
             outcome = news.get(timeout=left)
-        except queue.Empty:
+        except Empty:
             continue
         if outcome.error is None:
             votes[outcome.node] = outcome.answer

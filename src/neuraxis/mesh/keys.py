@@ -12,6 +12,7 @@ from neuraxis.errors import InvalidArgument
 
 __all__ = [
     "ROOT",
+    "call_key",
     "check_expression",
     "check_mesh",
     "check_name",
@@ -72,6 +73,11 @@ def status_key(mesh: str, node: str = "**") -> str:
 
 def serve_key(mesh: str, node: str, topic: str) -> str:
     return f"{ROOT}/{mesh}/{node}/@serve/{topic}"
+
+
+def call_key(mesh: str, node: str, lane: int | str = "**") -> str:
+    """Where a node hears remote calls (lane 0) and their replies."""
+    return serve_key(mesh, node, f"rpc/{lane}")
 
 
 def relative(mesh: str, key: str) -> str:

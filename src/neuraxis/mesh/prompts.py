@@ -27,7 +27,6 @@ What cannot be promised:
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import uuid
@@ -47,6 +46,7 @@ from neuraxis.mesh.once import REMEMBERED, Once
 from neuraxis.mesh.roles import ABSENT, check_timeout, part, untried
 from neuraxis.mesh.services import Service
 from neuraxis.mesh.subscription import Subscription
+from neuraxis.timed_queue import Empty, TimedQueue
 
 __all__ = ["Answer", "Prompt", "Prompts"]
 
@@ -83,7 +83,7 @@ class _Waiting:
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
         self.slow = False  # whether somebody who was asked may still be making an answer
-        self.news: queue.SimpleQueue[Outcome | Answer] = queue.SimpleQueue()
+        self.news: TimedQueue[Outcome | Answer] = TimedQueue()
 
 
 class Prompts:
@@ -166,7 +166,7 @@ class Prompts:
         while True:
             try:
                 news = waiting.news.get(timeout=patience + _ENDS_S)  # a question in the background ends before
-            except queue.Empty:
+            except Empty:
                 return None
             if isinstance(news, Answer):
                 return news
@@ -262,6 +262,6 @@ def _next_answer(waiting: _Waiting, timeout: float) -> Answer | None:
     """The answer of one that was slow, if it comes now."""
     try:
         news = waiting.news.get(timeout=timeout)
-    except queue.Empty:
+    except Empty:
         return None
     return news if isinstance(news, Answer) else None
