@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from neuraxis.training.buckets import BucketPlan, plan_buckets
+from neuraxis.training.control_words import ControlWords
 from neuraxis.training.packing import Packer
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
@@ -133,9 +134,59 @@ def test_packing(kinds: list[str], weight: float, add: bool) -> None:
             for view, value in zip(reversed(bucket.views), before, strict=True):
                 view.copy_(value)
     with torch.no_grad():
-        Packer(bucket).pack(weight, add=add, some_missing=True)
+        Packer(bucket).pack(weight, add=add)
     _assert_equal(list(reversed(bucket.views)), expected)
     assert plan.used.tolist() == [5] * len(parameters)  # the control words are no gradients
+
+
+KINDS = ["none", "value", "sparse", "negated", "shared", "graph"]
+unpacked = st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), min_size=1, max_size=6)
+
+
+@hypothesis.given(unpacked, st.sampled_from([0.0, 3.0]), st.sampled_from([torch.float32, torch.float64]), st.booleans())
+def test_unpacking(kinds: list[tuple[str, bool]], weight: float, dtype: torch.dtype, has_words: bool) -> None:
+    """What comes back is each used parameter's own; where it can be, in the memory that its gradient had."""
+    parameters = [(f"p{index}", nn.Parameter(torch.zeros(2, 3, dtype=dtype))) for index in range(len(kinds))]
+    plan = plan_buckets(parameters, 1 << 20, 1 << 20, 2, control_apart=False)
+    (bucket,) = plan.buckets
+    shared = torch.arange(6.0, dtype=dtype)
+    for index, ((kind, _), (_, parameter)) in enumerate(zip(kinds, parameters, strict=True)):
+        value = torch.arange(6.0, dtype=dtype).view(2, 3) + index
+        if kind == "sparse":
+            parameter.grad = value.to_sparse()
+        elif kind == "negated":
+            parameter.grad = torch._neg_view(-value)
+        elif kind == "shared":  # as autograd leaves them where a sum of two has one gradient
+            parameter.grad = shared.view(2, 3)
+        elif kind == "graph":  # as backward(create_graph=True) leaves it
+            parameter.grad = value.requires_grad_() * 1
+        elif kind == "value":
+            parameter.grad = value
+    before = [parameter.grad for _, parameter in parameters]
+    values = [None if gradient is None else gradient.detach().to_dense().clone() for gradient in before]
+    packer = Packer(bucket, plan.used.storage_offset() if has_words else None)
+    used = [float(is_used) for _, is_used in kinds]
+    with torch.no_grad():
+        packer.pack(weight, add=False)
+        bucket.values.add_(torch.arange(bucket.values.numel(), dtype=dtype))  # the other rank's
+        words = ControlWords(plan, 0, bytearray(map(int, used)))
+        words.write(1.0, 0)
+        summed = [view.clone() for view in reversed(bucket.views)]
+        packer.unpack(0.25, words)
+    names = [kind for kind, _ in kinds]
+    in_place = has_words and not {"sparse", "negated", "graph"} & set(names) and names.count("shared") < 2
+    for index, (_, parameter) in enumerate(parameters):
+        if not used[index]:
+            assert parameter.grad is before[index]
+            if before[index] is not None and names[index] != "shared":
+                assert torch.equal(parameter.grad.detach().to_dense(), values[index])
+            continue
+        assert torch.equal(parameter.grad, summed[index] * 0.25)
+        assert not parameter.grad.requires_grad
+        if in_place and before[index] is not None:
+            assert parameter.grad is before[index]
+        else:
+            assert parameter.grad.data_ptr() == list(reversed(bucket.views))[index].data_ptr()
 
 
 def _assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -102,6 +104,7 @@ def gradients_of_all_kinds(context: Any) -> list[str]:
         nested_outputs,
         module_itself,
         kept_graph,
+        gradients_with_a_graph,
         two_heads,
         forwards_of_before,
         batch_norm_kept,
@@ -109,8 +112,15 @@ def gradients_of_all_kinds(context: Any) -> list[str]:
         large_batches_in_float16,
         other_dtypes,
         frozen_later,
+        frozen_alone,
+        frozen_around_a_norm,
+        replaced_parts,
+        gradients_in_one_memory,
+        outputs_with_hooks,
     ):
         case(context, checks(case.__name__))
+    for case in (sums, not_zeroed, kept_graph, frozen_later):
+        case(context, checks(case.__name__, "in one bucket"), {})
     return checks.complaints
 
 
@@ -160,8 +170,8 @@ def penalties(context: Any, checks: Checks) -> None:
     same_gradients(checks, model, whole)
 
 
-def sums(context: Any, checks: Checks) -> None:
-    whole, model = plain_net(), DataParallel(plain_net(), loss="sum", **TINY)
+def sums(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
+    whole, model = plain_net(), DataParallel(plain_net(), loss="sum", **options)
     x, y, whole_x, whole_y, _ = parts(context, 0)
     for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
         functional.mse_loss(network(rows), targets, reduction="sum").backward()
@@ -204,9 +214,9 @@ def tied(context: Any, checks: Checks) -> None:
     same_gradients(checks, model, whole)
 
 
-def not_zeroed(context: Any, checks: Checks) -> None:
+def not_zeroed(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
     """Gradients that are not zeroed, or zeroed in place, where they lie in the bucket."""
-    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    whole, model = plain_net(), DataParallel(plain_net(), **options)
     for step in range(4):
         x, y, whole_x, whole_y, _ = parts(context, step)
         mean_loss(model(x), y).backward()
@@ -268,15 +278,34 @@ def module_itself(context: Any, checks: Checks) -> None:
     same_gradients(checks, model, whole)
 
 
-def kept_graph(context: Any, checks: Checks) -> None:
+def kept_graph(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
     """Two backward passes through one forward."""
-    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    whole, model = plain_net(), DataParallel(plain_net(), **options)
     x, y, whole_x, whole_y, _ = parts(context, 0)
     for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
         loss = mean_loss(network(rows), targets)
         loss.backward(retain_graph=True)
         loss.backward()
     same_gradients(checks, model, whole)
+
+
+def gradients_with_a_graph(context: Any, checks: Checks) -> None:
+    """The mean has no graph, and a rank's own gradient, which has one, is left alone."""
+    for options in ({}, TINY) if context.world_size > 1 else ():
+        whole, model = plain_net(), DataParallel(plain_net(), **options)
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        mean_loss(whole(whole_x), whole_y).backward()
+        loss = mean_loss(model(x), y)
+        with model.no_sync(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch tells of a cycle, which is broken below
+            loss.backward(create_graph=True)
+        kept = [parameter.grad for parameter in model.parameters()]
+        values = [gradient.detach().clone() for gradient in kept]
+        mean_loss(model(x) * 0, y * 0).backward()  # sends what is there
+        checks.equal(any(parameter.grad.requires_grad for parameter in model.parameters()), False, "a graph")
+        checks.equal([torch.equal(*pair) for pair in zip(kept, values, strict=True)], [True] * 6, f"{options}")
+        same_gradients(checks, model, whole, f"{options}")
+        model.zero_grad()
 
 
 def sparse(context: Any, checks: Checks) -> None:
@@ -326,9 +355,9 @@ def other_dtypes(context: Any, checks: Checks) -> None:
         checks.equal(far < tolerance, True, f"{name} off by {far:g}")
 
 
-def frozen_later(context: Any, checks: Checks) -> None:
+def frozen_later(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
     """What is trained changes, and the module changes its dtype."""
-    whole, model = plain_net(), DataParallel(plain_net(), **TINY)
+    whole, model = plain_net(), DataParallel(plain_net(), **options)
     for step, change in enumerate(
         (
             lambda module: module.get_submodule("0").requires_grad_(False),
@@ -349,6 +378,128 @@ def frozen_later(context: Any, checks: Checks) -> None:
             same_gradients(checks, model, whole, f"step {step}")
         checks.equal(model.module[0].weight.grad is None, step == 0, f"step {step}: frozen")
         checks.equal(model.module[2].weight.grad.dtype, dtype, "dtype")
+
+
+def frozen_alone(context: Any, checks: Checks) -> None:
+    """One rank freezes a layer, and the others do not: nobody waits for anybody, and all are told who it was."""
+    odd = context.world_size - 1
+    if not odd:
+        return
+    for options in ({}, {"compress": TopK(0.5), **TINY}):
+        model = DataParallel(plain_net(), **options)
+        for step in range(2):
+            if step == 1 and context.rank == odd:
+                model.module[0].requires_grad_(False)
+            x, y, *_ = parts(context, step)
+            try:
+                mean_loss(model(x), y).backward()
+            except ModelMismatch as error:
+                checks.equal((step, error.rank), (1, odd), f"{options}: {error}")
+                checks.equal(f"on rank {odd} alone" in str(error), True, str(error))
+            else:
+                checks.equal(step, 0, f"{options}: no error")
+
+
+def frozen_around_a_norm(context: Any, checks: Checks) -> None:
+    """The same with a SyncBatchNorm, in which ranks wait for each other; and by all ranks, which is no error."""
+
+    def normed(norm: Callable[[int], nn.Module]) -> nn.Sequential:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(3, 8), norm(8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+    odd = context.world_size - 1
+    if not odd:
+        return
+    whole, model = normed(nn.BatchNorm1d), DataParallel(normed(SyncBatchNorm), **TINY)
+    for step, frozen in enumerate((None, 0, 3, None)):  # a layer before the norm, and one behind it
+        x, y, whole_x, whole_y, _ = parts(context, step)
+        if frozen is not None:
+            before = copy.deepcopy(model.module[1].state_dict())
+            if context.rank == odd:
+                model.module[frozen].requires_grad_(False)
+            text = checks.raises(ModelMismatch, model, x)
+            checks.equal(f"on rank {odd} alone" in text, True, text)
+            checks.equal(str(model.module[1].state_dict()), str(before), "running statistics")
+            model.module[frozen].requires_grad_()
+        for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+            layers = model.module if network is model else whole
+            for number in (0, 3):
+                layers[number].requires_grad_(number != frozen)
+            network.zero_grad()
+            mean_loss(network(rows), targets).backward()
+        same_gradients(checks, model, whole, f"step {step}")
+
+
+def replaced_parts(context: Any, checks: Checks) -> None:
+    """What has neither parameters nor buffers may be replaced; what has is noticed before it is trained alone."""
+    whole, model = plain_net(), DataParallel(plain_net())
+    x, y, whole_x, whole_y, _ = parts(context, 0)
+    for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
+        (model.module if network is model else whole)[1] = nn.Softplus()
+        mean_loss(network(rows), targets).backward()
+    same_gradients(checks, model, whole)
+    if context.world_size == 1:
+        return
+    model.module[2], before = nn.Linear(8, 8).double(), model.module[2]
+    checks.equal("'2.weight' was put into the module" in checks.raises(InvalidArgument, model, x), True, "the layer")
+    model.module[2] = before
+    model.zero_grad()
+    mean_loss(model(x), y).backward()
+    same_gradients(checks, model, whole, "put back")
+    model.module.append(nn.BatchNorm1d(2, affine=False).double())
+    checks.equal("'5.running_mean'" in checks.raises(InvalidArgument, model, x), True, "buffers")
+
+
+def gradients_in_one_memory(context: Any, checks: Checks) -> None:
+    """Autograd may give two parameters gradients in the same memory; here it does, on the even ranks."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = (nn.Parameter(torch.ones(3, 1).double()) for _ in range(2))
+
+        def forward(self, x: Tensor, rank: int) -> Tensor:
+            both = self.one.view(3) + self.other.view(3) if rank % 2 == 0 else self.one.view(3) * 2
+            return x * both
+
+    whole, model = Sum(), DataParallel(Sum())
+    x = [torch.arange(6.0).view(2, 3).double() + rank for rank in range(context.world_size)]
+    model(x[context.rank], context.rank).square().sum(1).mean().backward()
+    losses = [whole(rows, rank).square().sum(1).mean() for rank, rows in enumerate(x)]
+    (sum(losses) / context.world_size).backward()  # type: ignore[union-attr]
+    same_gradients(checks, model, whole)
+
+
+def outputs_with_hooks(context: Any, checks: Checks) -> None:
+    """Hooks of others on an output, before and after it was given out, and one that is changed in place."""
+    told: list[str] = []
+
+    class Hooked(nn.Module):
+        def __init__(self, within: bool) -> None:
+            super().__init__()
+            self.net, self.within = plain_net(), within
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.net(x)
+            if self.within:
+                output.register_hook(lambda gradient: told.append("within"))
+            return output
+
+    for within in (False, True):
+        whole, model = Hooked(False), DataParallel(Hooked(within))
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        output = model(x)
+        if not within:
+            torch.save(output, io.BytesIO())  # without a warning, though it has a hook
+        handle = output.register_hook(lambda gradient: told.append("never"))
+        output.register_hook(lambda gradient: told.append("outside"))
+        handle.remove()
+        output.mul_(2.0)
+        output.register_hook(lambda gradient: told.append("doubled"))
+        mean_loss(output, y).backward()
+        mean_loss(whole(whole_x) * 2.0, whole_y).backward()
+        same_gradients(checks, model, whole, f"{within=}")
+    checks.equal(sorted(told), ["doubled", "doubled", "outside", "outside", "within"], "hooks")
 
 
 def two_heads(context: Any, checks: Checks) -> None:
@@ -406,6 +557,11 @@ def large_batches_in_float16(context: Any, checks: Checks) -> None:
     (200 * model(torch.ones(512, 4, dtype=torch.float16)).mean()).backward()
     checks.equal(module.weight.grad.dtype, torch.float16, "dtype")
     checks.equal(module.weight.grad.tolist(), [[200.0] * 4], "gradient")
+    # The same where it is the bytes that are sent, and what is trained has changed before there was a step.
+    model = DataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, bias=False)), compress="fp16")
+    model.module[0].requires_grad_(False)
+    (200 * (model(torch.ones(512, 4)) * 0 + model.module[1].weight.sum()).mean()).backward()
+    checks.equal(model.module[1].weight.grad.tolist(), [[200.0] * 4], "gradient in 16 bits")
 
 
 # --- several backward passes as one ---
@@ -491,19 +647,20 @@ def test_no_sync_and_empty_ranks(crew: Crew) -> None:
 def no_sync(context: Any) -> list[str]:
     torch.set_num_threads(1)
     checks = Checks(context.rank)
-    model = DataParallel(branches(), **TINY)
-    whole = branches()
-    x, y, whole_x, whole_y, _ = parts(context, 0)
-    with model.no_sync():
-        mean_loss(model(x, 1), y).backward()  # a branch that the next one does not use
-    checks("no_sync").equal(model.traffic().steps, 0, "steps")
-    mean_loss(model(x, 0), y).backward()
-    (mean_loss(whole(whole_x, 1), whole_y) + mean_loss(whole(whole_x, 0), whole_y)).backward()
-    same_gradients(checks, model, whole)
-    checks("nobody has a row")
-    model.zero_grad()
-    mean_loss(model(x[:0], 0), y[:0]).backward()
-    checks.equal([bool((p.grad == 0).all()) for p in model.both.parameters()], [True, True], "gradients are 0")
+    for options in ({}, TINY):
+        model = DataParallel(branches(), **options)
+        whole = branches()
+        x, y, whole_x, whole_y, _ = parts(context, 0)
+        with model.no_sync():
+            mean_loss(model(x, 1), y).backward()  # a branch that the next one does not use
+        checks("no_sync").equal(model.traffic().steps, 0, "steps")
+        mean_loss(model(x, 0), y).backward()
+        (mean_loss(whole(whole_x, 1), whole_y) + mean_loss(whole(whole_x, 0), whole_y)).backward()
+        same_gradients(checks, model, whole)
+        checks("nobody has a row")
+        model.zero_grad()
+        mean_loss(model(x[:0], 0), y[:0]).backward()
+        checks.equal([bool((p.grad == 0).all()) for p in model.both.parameters()], [True, True], "gradients are 0")
     checks("evaluation")
     steps = model.traffic().steps
     model.eval()
@@ -527,12 +684,13 @@ def joining(context: Any) -> list[str]:
     torch.set_num_threads(1)
     checks = Checks(context.rank)
     size, rank = context.world_size, context.rank
-    for name, synchronise in (("adamw", False), ("sgd", False), ("adamw", True)):
-        checks(name, "with SyncBatchNorm" if synchronise else "")
+    cases: list[tuple[str, bool, dict[str, Any]]] = [("adamw", False, TINY), ("sgd", False, {})]
+    for name, synchronise, options in (*cases, ("adamw", True, TINY), ("sgd", True, {})):
+        checks(name, "with SyncBatchNorm" if synchronise else "", options)
         make: Callable[[], nn.Module] = (lambda: synchronised(1, torch.float64)) if synchronise else plain_net
         data = batch if synchronise else numbers
         loss = functional.cross_entropy if synchronise else mean_loss
-        model, whole = DataParallel(make(), **TINY), net() if synchronise else plain_net()
+        model, whole = DataParallel(make(), **options), net() if synchronise else plain_net()
         optimizer, optimizer_of_whole = (OPTIMIZERS[name](each.parameters()) for each in (model, whole))
         for epoch in range(2):
             lengths = [2 + (other + epoch) % size for other in range(size)]  # batches of each rank
@@ -544,6 +702,10 @@ def joining(context: Any) -> list[str]:
                     optimizer.zero_grad()
                     loss(model(x[own]), y[own]).backward()
                     optimizer.step()
+                left = {key: None if one is None else one.clone() for key, one in gradients(model).items()}
+            for key, gradient in gradients(model).items():  # others' steps leave alone what this rank left with
+                same = gradient is None if left[key] is None else torch.equal(gradient, left[key])
+                checks.equal(same, True, f"epoch {epoch}: the gradient of {key}")
             checks.equal(same_on_all_ranks(model, context.world), True, f"epoch {epoch}: equal on all ranks")
             for step in range(max(lengths)):
                 rows = rows_of(SPLIT, step, size)

@@ -83,14 +83,18 @@ def test_the_others_lose_their_peer(backend: str, place: str, kind: str, options
                 assert isinstance(outcome.error, KeyError), story
             continue
         assert outcome.error is None, story
-        name, lost, steps, noticed = outcome.value
-        assert (name, steps) == ("PeerLost", STEP), story
-        if backend != "gloo":  # who was the first to leave, gloo does not say: those who notice leave, too
-            assert lost == VICTIM, story
+        name, lost, reason, steps, noticed = outcome.value
+        # Those who notice leave, too; but everybody names the one that was the first.
+        assert (name, lost, steps) == ("PeerLost", VICTIM, STEP), story
+        if backend == "gloo":
+            expected = {"dies": "killed by SIGKILL", "raises": 'raised KeyError: "the rank\'s own"'}
+            assert reason == expected[kind], story
         assert noticed - happened < NOTICED_WITHIN_S, story
 
 
-def _train_until_it_fails(backend: str, place: str, kind: str, options: dict[str, Any]) -> tuple[str, int, int, float]:
+def _train_until_it_fails(
+    backend: str, place: str, kind: str, options: dict[str, Any]
+) -> tuple[str, int | None, str, int, float]:
     torch.set_num_threads(1)
     with DistributedContext(backend, timeout=30) as context:
         fault = Fault(place, kind)
@@ -106,9 +110,9 @@ def _train_until_it_fails(backend: str, place: str, kind: str, options: dict[str
                 noticed = time.monotonic()
                 with pytest.raises(PeerLost):  # and it stays so
                     model(torch.ones(2, 4)).sum().backward()
-                return type(error).__name__, error.rank, step, noticed
+                return type(error).__name__, error.rank, error.reason, step, noticed
             optimizer.step()
-    return "nothing", -1, -1, 0.0
+    return "nothing", -1, "", -1, 0.0
 
 
 def test_an_interrupted_backward() -> None:
@@ -174,12 +178,17 @@ def _checkpointed() -> tuple[str, str]:
         x = torch.arange(24.0).view(6, 4) / 10
         whole(x).square().mean().backward()
         own = x[2 * context.rank : 2 + 4 * context.rank]  # two rows and four
-        for reentrant, overlap in ((False, True), (True, False), (True, True)):
-            model = DataParallel(Checkpointed(reentrant), overlap=overlap, **TINY)
+        for reentrant, overlap, buckets in (
+            (False, True, TINY),
+            (True, False, TINY),
+            (True, True, {}),
+            (True, True, TINY),
+        ):
+            model = DataParallel(Checkpointed(reentrant), overlap=overlap, **buckets)
             try:
                 model(own).square().mean().backward()
             except StepInterrupted as error:
-                assert (reentrant, overlap) == (True, True)
+                assert (reentrant, overlap, buckets) == (True, True, TINY)
                 with pytest.raises(StepInterrupted):
                     model(own)
                 return type(error).__name__, str(error)

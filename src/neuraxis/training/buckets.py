@@ -12,7 +12,7 @@ parameters it used. Nobody knows them before the backward pass is over, and ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class Bucket:
         views: the gradient of each parameter within `flat`, in the parameter's own layout, and in its dtype except for
             float16.
         array: `flat` as a NumPy array of the same memory, where NumPy has its dtype and the memory is the CPU's.
+        nbytes: how many bytes all of it is.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Bucket:
     values: Tensor
     views: list[Tensor]
     array: np.ndarray | None
+    nbytes: int
 
 
 @dataclass
@@ -70,15 +72,6 @@ class BucketPlan:
     weights: Tensor
     sizes: Tensor
     used: Tensor
-    values: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.values = [bucket.values for bucket in self.buckets if bucket.values.numel()]
-
-    @property
-    def value_bytes(self) -> int:
-        """The bytes of all gradients."""
-        return sum(values.numel() * values.element_size() for values in self.values)
 
 
 def plan_buckets(
@@ -160,6 +153,7 @@ def _bucket(
         values=flat[:count],
         views=views,
         array=flat.numpy() if has_array else None,
+        nbytes=flat.nbytes,
     )
 
 

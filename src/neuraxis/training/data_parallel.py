@@ -24,6 +24,7 @@ from neuraxis.training.accumulation import Accumulation, accumulation_block
 from neuraxis.training.compression import Half, TopK, Traffic, codec_for
 from neuraxis.training.joining import Joining, empty_batch, sum_of
 from neuraxis.training.local_sgd import LocalSteps
+from neuraxis.training.parts import Parts
 from neuraxis.training.precision import Precision, PrecisionName
 from neuraxis.training.reducer import Reducer, ReducerOptions
 from neuraxis.training.sameness import check_same_model
@@ -31,11 +32,13 @@ from neuraxis.training.samples import Forward
 from neuraxis.training.shared_buffers import SharedBuffers
 from neuraxis.training.sync_batch_norm import SyncBatchNorm
 from neuraxis.training.training_group import group_for_gradients, ranks_to_train_with
-from neuraxis.training.weighting import batch_size_of, forward_weight
+from neuraxis.training.weighting import batch_size_of, forward_of_a_changed_model, forward_weight
 
 __all__ = ["DataParallel"]
 
 Weigh = Callable[[tuple[Any, ...], dict[str, Any]], float]
+
+_is_grad_enabled = torch.is_grad_enabled
 
 _BUCKET_BYTES = {"shm": 4 << 20}  # what is sent at once; elsewhere a call costs more
 _OTHER_BUCKET_BYTES = 25 << 20
@@ -48,7 +51,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     `backward()`. In one process with several GPUs the batch is dealt to replicas on them. Else it is the module itself.
     `state_dict()` and the names of parameters are those of the module alone.
 
-    After `backward()` each `.grad` is a view of memory that the next backward pass uses: `clone()` what is to stay.
+    After `backward()` a `.grad` may be a view of memory that the next backward pass uses: `clone()` what is to stay.
 
     Args:
         module: what is trained; its parameters and buffers must be there, in the same order on every rank.
@@ -115,12 +118,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         )
         self.loss = loss
         self._seen = [math.nan]  # in a list, because to set an attribute of a module takes much longer
-        self._weigh: Weigh = weigh or batch_size_of
+        self._weigh = weigh
         self._keep_buffers = buffers == "keep"
         self._devices: list[torch.device] = []
         self._reducer: Reducer | None = None
         self._local: LocalSteps | None = None
         self._joining: Joining | None = None
+        self._tells_weight = False
         self._last_batch: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._group: Communicator | None = None
         self._stale = False
@@ -143,7 +147,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             self._local = LocalSteps(module, own, sync_every)
             weakref.finalize(self, _end, own, self._local.close)
         else:
-            shared = None if self._keep_buffers else SharedBuffers(module, own)
+            shared = None if self._keep_buffers else SharedBuffers.of(module, own)
             self._reducer = Reducer(self._trained(), own, self._options, codec, shared, self._precision.loss_scale)
             weakref.finalize(self, self._reducer.close).atexit = False
 
@@ -152,33 +156,49 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output for this rank's batch."""
         reducer = self._reducer
-        if not torch.is_grad_enabled() or (reducer is None and self._local is None):
-            self._seen[0] = math.nan
-            try:
-                self._seen[0] = self._weight_of(args, kwargs)
-            except InvalidArgument:
-                pass  # nobody needs it, unless `last_weight` is asked for
+        if reducer is None or not _is_grad_enabled():
+            return self._forward_alone(args, kwargs)
+        weight = self._seen[0] = batch_size_of(args, kwargs) if self._weigh is None else self._weighed(args, kwargs)
+        if self._group is None and reducer.resting:
             return self._run(args, kwargs)
-        weight = self._seen[0] = self._weight_of(args, kwargs)
-        if reducer is None:
-            assert self._local is not None
-            self._local.seen(weight)
-            return self._run(args, kwargs)
-        if reducer.resting:
-            return self._run(args, kwargs)
-        self._follow_changes(reducer)
+        if (self._stale or not self._parts.are_the_same()) and self._is_to_be_planned_anew():
+            if self._tells_weight and self._group is not None:
+                return self._forward_and_plan_anew(reducer, weight, args, kwargs)
+            self._plan_anew(reducer)
         passing = reducer.forward_begins(weight)
-        if self._joining is not None and self._joining.needs_batches:
-            self._last_batch = (args, kwargs)
-        with forward_weight(weight if self._options.weighted else 1.0):
-            output = self._run(args, kwargs)
+        if self._tells_weight:
+            output = self._run_telling(weight, args, kwargs)
+        else:
+            output = self._modules["module"](*args, **kwargs) if self._plain else self._run(args, kwargs)
         if isinstance(output, Tensor):
             reducer.watch(output, passing)
         else:
             _watch_all(output, passing, reducer)
         return output
 
-    def _weight_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    def _run_telling(self, weight: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward pass in which layers that communicate are told how much the batch counts."""
+        if self._joining is not None and self._joining.needs_batches:
+            self._last_batch = (args, kwargs)
+        with forward_weight(weight if self._options.weighted else 1.0):
+            return self._run(args, kwargs)
+
+    def _forward_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward pass of which no gradient is sent."""
+        local = self._local if _is_grad_enabled() else None
+        self._seen[0] = math.nan
+        try:
+            self._seen[0] = batch_size_of(args, kwargs) if self._weigh is None else self._weighed(args, kwargs)
+        except InvalidArgument:
+            if local is not None:
+                raise
+            # nobody needs it, unless `last_weight` is asked for
+        if local is not None:
+            local.seen(self._seen[0])
+        return self._run(args, kwargs)
+
+    def _weighed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        assert self._weigh is not None
         weight = float(self._weigh(args, kwargs))
         if not 0.0 <= weight < float("inf"):
             raise InvalidArgument(f"weigh gave {weight}: how much a batch counts must be a number that is not negative")
@@ -238,21 +258,41 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     def __getstate__(self) -> Any:
         raise InvalidType("a DataParallel cannot be copied or pickled: copy its module, or save its state_dict()")
 
-    def _follow_changes(self, reducer: Reducer) -> None:
-        """Plan anew when the module has moved, or other parameters are trained. Collective if so."""
-        if not self._stale and self._trains == [parameter.requires_grad for parameter in self._all]:
-            return
+    def _is_to_be_planned_anew(self) -> bool:
+        """Whether the module has moved, or other parameters are trained."""
+        if self._stale:
+            return True
+        new = self._parts.new_ones(self.module)
+        if new and self._group is not None:
+            raise InvalidArgument(
+                f"{new[0]!r} was put into the module after it was wrapped, so it would not be the same on all "
+                "ranks: make a new DataParallel (and a new optimizer) of the module, on all ranks"
+            )
+        return bool(new) or self._parts.are_others_trained()
+
+    def _forward_and_plan_anew(
+        self, reducer: Reducer, weight: float, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The forward pass comes first: if others' models were not changed, they are in its layers that communicate."""
+        with forward_of_a_changed_model():
+            output = self._run_telling(weight, args, kwargs)
+        self._plan_anew(reducer)
+        _watch_all(output, reducer.forward_begins(weight), reducer)
+        return output
+
+    def _plan_anew(self, reducer: Reducer) -> None:
+        """Collective: with ModelMismatch on all ranks unless all of them do."""
         if self._group is not None:
+            reducer.tell_of_change()
             check_same_model(self.module, self._group)
         reducer.plan_for(self._trained())
         self._stale = False
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that are trained now; remembered, so that a change is noticed."""
-        named = list(self.module.named_parameters())
-        self._all = [parameter for _, parameter in named]
-        self._trains = [parameter.requires_grad for parameter in self._all]
-        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._parts = Parts(self)
+        self._tells_weight = _has_sync_batch_norm(self.module)
+        return self._parts.trained
 
     # --- several backward passes, several lengths -------------------------------------------------
 
@@ -286,7 +326,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         if self._group is None or self._reducer is None:
             return nullcontext()
         if self._joining is None:
-            empty = self._empty_step if _has_sync_batch_norm(self.module) else None
+            empty = self._empty_step if self._tells_weight else None
             self._joining = Joining(self.module, self._reducer, self._group, self.scaler, empty)
         return self._joining.all_ranks(stateful)
 
@@ -299,13 +339,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]
             )
         args, kwargs = self._last_batch
         rows = int(batch_size_of(args, kwargs))
-        gradients = [parameter.grad for parameter in self.module.parameters()]
         output = sum_of(self(*empty_batch(args, rows), **empty_batch(kwargs, rows)))
         if output is None:
             raise InvalidArgument("join: the module's output has no tensor that a backward pass could begin at")
-        output.backward()
-        for parameter, gradient in zip(self.module.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+        parameters = list(self.module.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # or it would be added to
+        try:
+            output.backward()
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
 
     def synchronize(self) -> None:
         """With sync_every > 1: average parameters now, on all ranks. Else there is nothing to do."""

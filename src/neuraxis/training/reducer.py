@@ -14,6 +14,7 @@ The engine's `queue_callback` and its companions are not public in torch; its ow
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +26,16 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from neuraxis.comm import Communicator
-from neuraxis.errors import InvalidArgument, ModelMismatch, StepInterrupted
+from neuraxis.errors import InvalidArgument, StepInterrupted
 from neuraxis.training.buckets import Bucket, BucketPlan, plan_buckets
-from neuraxis.training.control_words import SHADOW, ControlWords
+from neuraxis.training.control_words import (
+    CHANGED,
+    SHADOW,
+    ControlWords,
+    check_all_have_changed,
+    check_sizes_of_buffers,
+)
+from neuraxis.training.earlier_sums import EarlierSums
 from neuraxis.training.packing import Packer
 from neuraxis.training.samples import Forward, Samples
 from neuraxis.training.sending import Sender
@@ -44,11 +52,23 @@ _will_run = torch._C._will_engine_execute_node
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
+_HOOK_NAME = "neuraxis"  # among the hooks of a tensor, where torch numbers its own
+
+
+class _Hook(partial[None]):
+    """The hook of an output, which torch need not warn of when it saves the output without it."""
+
+    __torch_unserializable__ = True
+
+
 class _Mode(enum.Enum):
     SEND = "the gradients are sent"
     GATHER = "they are added up in the buckets"
     KEEP = "they stay where they are"
     REST = "nobody asks for them"
+
+
+_SEND, _GATHER, _KEEP, _REST = _Mode  # quicker to look up, in each step, than the attributes of an Enum
 
 
 @dataclass(frozen=True)
@@ -91,13 +111,13 @@ class Reducer:
         self._buffers = buffers
         self.sender = Sender(group, codec, options.overlap, options.weighted, loss_scale)
         self._rank, self._size = (0, 1) if group is None else (group.rank, group.size)
-        self._mode = _Mode.REST if group is None else _Mode.SEND
+        self._mode = _REST if group is None else _SEND
         self._handles: list[Any] = []
         # Since the last exchange: samples of gradients that lie in .grad, and of blocks that lie in the buckets.
         self._samples = Samples()
         self._gathered, self._gathered_samples = False, 0.0
         self._passes_of_block: int | None = None
-        self._brought: dict[int, Tensor] = {}
+        self._brought = EarlierSums()
         self._failure: StepInterrupted | None = None
         self.plan: BucketPlan = plan_buckets([], 0, 0, 1, control_apart=True)
         self.plan_for(parameters)
@@ -106,10 +126,7 @@ class Reducer:
 
     def plan_for(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Forget the old parameters and take care of these."""
-        if self._gathered:
-            raise InvalidArgument(
-                "the module was moved, or what is trained of it was changed, in the middle of an accumulation"
-            )
+        self._check_nothing_is_gathered()
         self.close_hooks()
         options = self.options
         before = self.plan
@@ -123,19 +140,27 @@ class Reducer:
         if self.sender.codec is not None:
             self.sender.codec.follow(before, self.plan)
         buckets = self.plan.buckets
-        self._packers = [Packer(bucket) for bucket in buckets]
         self._last = len(buckets) - 1
-        self._fired = bytearray(len(parameters))
-        self._used = bytearray(len(parameters))
+        # Where ranks' gradients are summed, it is by its memory that one is known to be the sum already.
+        used_from = self.plan.used.storage_offset() if options.weighted else None
+        self._packers = [*map(Packer, buckets[:-1]), Packer(buckets[-1], used_from)]
+        self._none = bytes(len(parameters))
+        self._fired, self._used = bytearray(self._none), bytearray(self._none)
         self._full = [len(bucket.parameters) for bucket in buckets]
         self._waiting = list(self._full)
         self._words = ControlWords(self.plan, self._rank, self._used)
-        # To tell a backward pass, which fills .grad, from one that was asked for gradients by themselves.
+        self._sends_early = options.overlap and self._last > 0 and self.group is not None
         self._leaves = [one.view_as(one).grad_fn.next_functions[0][0] for _, one in parameters]
         self._forget_backward()
         self.drop()
         for place, (_, parameter) in enumerate(parameters):
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(place)))
+
+    def _check_nothing_is_gathered(self) -> None:
+        if self._gathered:
+            raise InvalidArgument(
+                "the module was moved, or what is trained of it was changed, in the middle of an accumulation"
+            )
 
     def close_hooks(self) -> None:
         for handle in self._handles:
@@ -154,32 +179,47 @@ class Reducer:
 
     def watch(self, output: Tensor, forward: Forward) -> None:
         """Notice when a backward pass goes through this output of a forward pass."""
-        if output.grad_fn is not None:  # a hook on what made it, which is quicker to set than one on the tensor
-            output.grad_fn.register_prehook(partial(self._heard, forward))
+        node = output.grad_fn
+        if node is None:
+            return
+        if type(output) is Tensor and output._backward_hooks is None:
+            # What Tensor.register_hook does, without its handle, which takes most of the time.
+            output._backward_hooks = OrderedDict(((_HOOK_NAME, _Hook(self._heard, forward)),))
+            node._register_hook_dict(output)
+        else:
+            node.register_prehook(_Hook(self._heard, forward))
 
-    def _heard(self, forward: Forward, _: tuple[Tensor, ...]) -> None:
-        if self._mode is _Mode.REST:
+    def _heard(self, forward: Forward, _: Tensor | tuple[Tensor, ...] | None) -> None:
+        if self._mode is _REST:
             return
         if not self._begun:
             if not self._fills_gradients():
                 return
             self._begin()
         self._samples.hear(forward)
-        if self.options.overlap:
+        if self._sends_early:
             self._send_what_is_full()
 
     def _fills_gradients(self) -> bool:
-        return any(map(_fills_gradient, self._leaves))
+        """Whether this backward pass is one that fills .grad, and not asked for gradients by themselves."""
+        try:
+            return any(map(_will_run, self._leaves))
+        except RuntimeError:  # what torch says of a leaf when it was asked for that leaf's gradient
+            return False
 
     # --- a backward pass ------------------------------------------------------------------------
 
     def _hook(self, place: int) -> Callable[[Tensor], None]:
         bucket, fired, used, waiting = self.plan.bucket_of[place], self._fired, self._used, self._waiting
-        overlap = self.options.overlap
+
+        def noted(_: Tensor) -> None:  # there are many of these calls, so they do no more than they must
+            if not self._begun:
+                if self._mode is _REST:
+                    return
+                self._begin()
+            used[place] = 1
 
         def ready(_: Tensor) -> None:
-            if self._mode is _Mode.REST:
-                return
             if not self._begun:
                 self._begin()
             if fired[place]:
@@ -187,20 +227,20 @@ class Reducer:
                 return
             fired[place] = used[place] = 1
             waiting[bucket] -= 1
-            if overlap and bucket == self._next and not waiting[bucket]:
+            if not waiting[bucket]:
                 self._send_what_is_full()
 
-        return ready
+        return ready if self._sends_early else noted
 
     def _begin(self) -> None:
         self._begun = True
         self._samples.begin(_keeps_graph())
-        if not self.options.weighted:
-            self._note_what_is_there()
+        if not self.options.weighted and self._rank > 0:  # rank 0 sends the sum, once for all
+            self._brought.note(self.plan)
         _queue_callback(self._end)
 
     def _send_what_is_full(self) -> None:
-        if self._next == self._last or self._mode is not _Mode.SEND or self._waiting[self._next]:
+        if self._next == self._last or self._waiting[self._next] or self._mode is not _SEND:
             return
         if not self._samples.are_all_heard():
             return
@@ -231,21 +271,20 @@ class Reducer:
                 self._end()
             return
         try:
-            self._count_pass_of_block()
-            if self._mode is _Mode.SEND:
+            if self._passes_of_block is not None:
+                self._count_pass_of_block(self._passes_of_block + 1)
+            if self._mode is _SEND:
                 self._exchange()
-            elif self._mode is _Mode.GATHER:
+            elif self._mode is _GATHER:
                 self._gather()
             else:
                 self._samples.end()
         finally:
             self._forget_backward()
 
-    def _count_pass_of_block(self) -> None:
-        if self._passes_of_block is None:
-            return
-        self._passes_of_block += 1
-        if self._passes_of_block > 1:
+    def _count_pass_of_block(self, passes: int) -> None:
+        self._passes_of_block = passes
+        if passes > 1:
             raise InvalidArgument(
                 "a second backward pass in one block of an accumulation: the block counts as one batch, once. Add the "
                 "losses up, or give each backward pass a block of its own"
@@ -259,29 +298,15 @@ class Reducer:
         self._begun = False
         self._next = 0
         self._samples.forget_backward()
-        self._fired[:] = bytes(len(self._fired))
-        self._waiting[:] = self._full
-        self.sender.forget()
-
-    def _note_what_is_there(self) -> None:
-        """Where ranks' gradients are summed: what each has of the last exchange is the sum already, and counts once."""
-        if self._rank == 0 or self._brought:
-            return
-        for bucket in self.plan.buckets:
-            for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is view:
-                    self._brought[place] = view.clone()
-
-    def _take_off_what_was_there(self, bucket: Bucket) -> None:
-        for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
-            if place in self._brought and parameter.grad is view:  # else it was set to None since
-                view.sub_(self._brought[place])
+        if self._sends_early:
+            self._fired[:] = self._none
+            self._waiting[:] = self._full
+            self.sender.forget()
 
     def _pack(self, bucket: Bucket, weight: float) -> None:
         if self._brought:
-            self._take_off_what_was_there(bucket)
-        missing = bool(self._waiting[bucket.index])
-        self._packers[bucket.index].pack(weight, add=self._gathered, some_missing=missing)
+            self._brought.take_off(bucket)
+        self._packers[bucket.index].pack(weight, add=self._gathered)
 
     def _gather(self) -> None:
         weight = self._weight()
@@ -298,33 +323,26 @@ class Reducer:
     def _exchange(self) -> None:
         while self._next < self._last:
             self._send(self._next)
-        weight = self._weight()
-        samples = SHADOW if self.shadowing else self._gathered_samples + self._samples.so_far()
-        tail = self.plan.buckets[self._last]
-        self._pack(tail, weight)
-        weights, used = self._sum_tail(samples)
-        self._divide(sum(weight for weight in weights if weight > 0))
-        for bucket in self.plan.buckets:
-            for place, parameter, view in zip(bucket.places, bucket.parameters, bucket.views, strict=True):
-                if used[place]:
-                    parameter.grad = view if view.dtype is parameter.dtype else view.to(parameter.dtype)
+        samples = self._samples.so_far()
+        self._pack(self.plan.buckets[self._last], samples if self.options.weighted else 1.0)
+        weights = self._sum_tail(SHADOW if self.shadowing else self._gathered_samples + samples)
+        factor = self._factor(weights)
+        for packer in self._packers:
+            packer.unpack(factor, self._words)
         self.drop()
         self._complete(weights)
 
-    def _sum_tail(self, samples: float) -> tuple[list[float], list[float]]:
-        """Sum the last bucket; the samples of each rank, and by how many each parameter was used."""
+    def _sum_tail(self, samples: float) -> list[float]:
+        """Sum the last bucket; the samples of each rank."""
         self._words.write(samples, 0 if self._buffers is None else self._buffers.bytes())
         self.sender.finish(self.plan.buckets[self._last])
-        weights, sizes, used = self._words.read()
-        if sizes.count(sizes[0]) != len(sizes):
-            other = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
-            raise ModelMismatch(
-                f"the buffers of the model have {sizes[0]:.0f} bytes on the first rank and {sizes[other]:.0f} on rank "
-                f"{other} of the group, so they cannot be made the same; DataParallel(..., buffers='keep') leaves each "
-                "rank its own",
-                rank=other,
-            )
-        return weights, used
+        weights = self._words.samples()
+        if CHANGED in weights:
+            assert self.group is not None
+            check_all_have_changed(weights, self.group)
+        if self._buffers is not None:
+            check_sizes_of_buffers(self._words.buffer_sizes())
+        return weights
 
     def release_gradients(self) -> None:
         """Let each .grad be memory of its own, which further exchanges leave alone."""
@@ -335,27 +353,45 @@ class Reducer:
 
     def shadow(self) -> list[float]:
         """Take part in the others' step with nothing; the samples of each rank."""
+        weights = self._exchange_nothing(SHADOW)
+        self._factor(weights)
+        self.drop()
+        self._forget_backward()
+        with torch.no_grad():
+            self._complete(weights)
+        return weights
+
+    def tell_of_change(self) -> None:
+        """Before a plan for a changed model: ModelMismatch on all ranks unless every rank is here. Collective.
+
+        One that is not is in its backward pass, or on the way to it: what it meets there is a step of the old plan.
+        """
+        self._check_nothing_is_gathered()
+        exponent = self.sender.exponent
+        self._exchange_nothing(CHANGED)
+        self.sender.exponent = exponent  # which was no step's
+
+    def _exchange_nothing(self, word: float) -> list[float]:
+        """An exchange of zeros; what each rank says in place of its samples."""
         with torch.no_grad():
             for bucket in self.plan.buckets:
                 bucket.values.zero_()
                 if bucket.index < self._last:
                     self.sender.start(bucket, 0.0)
-            self._used[:] = bytes(len(self._used))
-            weights, _ = self._sum_tail(SHADOW)
-            self.sender.divided_by(sum(weight for weight in weights if weight > 0))
-            self.drop()
-            self._forget_backward()
-            self._complete(weights)
-            return weights
+            self._used[:] = self._none
+            return self._sum_tail(word)
 
-    def _divide(self, samples: float) -> None:
-        if not self.options.weighted or not samples:
-            return
-        self.sender.divided_by(samples)
-        if len(self.plan.values) == 1:
-            self.plan.values[0].mul_(1.0 / samples)
-        else:
-            torch._foreach_mul_(self.plan.values, 1.0 / samples)
+    def _factor(self, weights: list[float]) -> float:
+        """What the sum over ranks with so many samples is multiplied by."""
+        samples = 0.0
+        for weight in weights:
+            if weight > 0.0:
+                samples += weight
+        if not samples or not self.options.weighted:
+            return 1.0
+        if self.sender.codec is not None:
+            self.sender.divided_by(samples)
+        return 1.0 / samples
 
     def _complete(self, weights: list[float]) -> None:
         self.steps += 1
@@ -368,18 +404,20 @@ class Reducer:
     @contextmanager
     def gathering(self, complete: bool) -> Iterator[None]:
         """Backward passes within it are blocks of an accumulation, of which the complete one sends."""
-        before, self._mode = self._mode, _Mode.SEND if complete else _Mode.GATHER
+        before, self._mode = self._mode, _SEND if complete else _GATHER
         self._passes_of_block = 0
         try:
             yield
         finally:
             self._mode = before
             self._passes_of_block = None
+            if self._begun and not self._next:  # the pass was left by an exception
+                self._forget_backward()
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Gradients of backward passes within it add up in .grad, and go with the next one outside."""
-        before, self._mode = self._mode, _Mode.KEEP
+        before, self._mode = self._mode, _KEEP
         try:
             yield
         finally:
@@ -388,7 +426,7 @@ class Reducer:
     @property
     def resting(self) -> bool:
         """Whether nothing is asked of backward passes now."""
-        return self._mode is _Mode.REST
+        return self._mode is _REST
 
     @property
     def accumulating(self) -> bool:
@@ -401,7 +439,7 @@ class Reducer:
         self._gathered, self._gathered_samples = False, 0.0
         self._samples.forget_step()
         self._brought.clear()
-        self._used[:] = bytes(len(self._used))
+        self._used[:] = self._none
 
     # --- when things go wrong ---------------------------------------------------------------------
 
@@ -420,7 +458,7 @@ class Reducer:
         """The gradients' group can no longer be used: let the others know, and say so from now on."""
         self._failure = StepInterrupted(reason)
         if self.group is not None:
-            self.group.abort()
+            self.group.abort(because=self._failure)
         raise self._failure
 
     def close(self) -> None:
@@ -429,10 +467,3 @@ class Reducer:
         self.sender.close()
         if self.group is not None:
             self.group.destroy()
-
-
-def _fills_gradient(leaf: Any) -> bool:
-    try:
-        return bool(_will_run(leaf))
-    except RuntimeError:  # what torch says of a leaf when it was asked for that leaf's gradient
-        return False

@@ -7,41 +7,35 @@ that did not keep the graph, or until the graph is gone.
 
 from __future__ import annotations
 
+from weakref import ref
+
 __all__ = ["Forward", "Samples"]
+
+_MANY = 16
 
 
 class Forward:
     """A forward pass that may take part in a backward pass. `samples` is how much its batch counts."""
 
-    __slots__ = ("_heard_in", "_open", "samples")
+    __slots__ = ("__weakref__", "heard_in", "is_open", "samples")
 
-    def __init__(self, samples: float, open_ones: set[int]) -> None:
+    def __init__(self, samples: float) -> None:
         self.samples = samples
-        self._heard_in = -1  # the backward pass that last went through it
-        self._open = open_ones
-        open_ones.add(id(self))
-
-    def heard_in(self, backward: int) -> bool:
-        """Whether this backward pass was heard of before; it is from now on."""
-        before, self._heard_in = self._heard_in, backward
-        return before == backward
-
-    def close(self) -> None:
-        self._open.discard(id(self))
-
-    __del__ = close
+        self.heard_in = -1  # the backward pass that last went through it
+        self.is_open = True
 
 
 class Samples:
     """The account of one rank, from one exchange to the next. Between `begin` and `end` there is a backward pass."""
 
     def __init__(self) -> None:
-        self._open: set[int] = set()  # by id: forward passes end in any thread, and a set's methods are atomic
+        self._forwards: list[ref[Forward]] = []  # all that are open, and some that were
         self._backwards = 0
-        self._new_step()
+        self.forget_step()
         self._new_backward()
 
-    def _new_step(self) -> None:
+    def forget_step(self) -> None:
+        """What there was has been sent, or is dropped."""
         self._known = False
         self._earlier = 0.0  # of the backward passes before this one
 
@@ -56,7 +50,11 @@ class Samples:
         """A forward pass begins."""
         self._new_ones += 1
         self._new_samples += samples
-        return Forward(samples, self._open)
+        forward = Forward(samples)
+        if len(self._forwards) >= _MANY:  # no backward pass comes that would sort them out
+            self._forget_closed()
+        self._forwards.append(ref(forward))
+        return forward
 
     def begin(self, keeps_graph: bool) -> None:
         """A backward pass begins; `keeps_graph`: and what it goes through can be gone through again."""
@@ -64,13 +62,16 @@ class Samples:
 
     def hear(self, forward: Forward) -> None:
         """The backward pass goes through an output of this forward pass."""
-        if not forward.heard_in(self._backwards):
+        if forward.heard_in != self._backwards:
+            forward.heard_in = self._backwards
             self._heard.append(forward)
             self._heard_samples += forward.samples
 
     def are_all_heard(self) -> bool:
         """Whether no other forward pass can take part in this backward pass: what it stands for is known."""
-        return len(self._open) <= len(self._heard) and self._open <= {id(forward) for forward in self._heard}
+        self._forget_closed()
+        forwards = (one() for one in self._forwards)
+        return all(forward is None or forward.heard_in == self._backwards for forward in forwards)
 
     def so_far(self) -> float:
         """Of the step up to now; 1.0 where nothing is known of any forward pass.
@@ -78,9 +79,9 @@ class Samples:
         Where a backward pass was heard in no output (parameters were used in another way than by the model's forward,
         say), it stands for the forward passes since the last one.
         """
-        if not (self._known or self._heard or self._new_ones):
-            return 1.0
-        return self._earlier + (self._heard_samples if self._heard else self._new_samples)
+        if self._heard:
+            return self._earlier + self._heard_samples
+        return self._earlier + self._new_samples if self._known or self._new_ones else 1.0
 
     def end(self) -> None:
         """The backward pass is over."""
@@ -93,10 +94,10 @@ class Samples:
         """As `end`; but the pass was left in the middle, or what it stood for has been sent."""
         if not self._keeps_graph:
             for forward in self._heard:
-                forward.close()
+                forward.is_open = False
+        self._forget_closed()
         self._new_backward()
         self._backwards += 1
 
-    def forget_step(self) -> None:
-        """What there was has been sent, or is dropped."""
-        self._new_step()
+    def _forget_closed(self) -> None:
+        self._forwards = [one for one in self._forwards if (forward := one()) is not None and forward.is_open]

@@ -60,10 +60,9 @@ class Sender:
         if group is None:
             return
         _in_order_of_streams(bucket)
-        size = bucket.flat.numel() * bucket.flat.element_size()
-        self.bytes_wanted += size
+        self.bytes_wanted += bucket.nbytes
         if self.codec is None:
-            self.bytes_plain += size
+            self.bytes_plain += bucket.nbytes
             array = bucket.flat if bucket.array is None else bucket.array
             work = group.all_reduce(array, async_op=self.overlap)
             if work is not None:
@@ -80,17 +79,17 @@ class Sender:
         group = self.group
         if group is None:
             return
-        for wait in self._under_way:
-            wait()
-        self._under_way.clear()
-        size = tail.flat.numel() * tail.flat.element_size()
-        self.bytes_plain += size
-        self.bytes_wanted += size
+        if self._under_way:
+            for wait in self._under_way:
+                wait()
+            self._under_way.clear()
+        self.bytes_plain += tail.nbytes
+        self.bytes_wanted += tail.nbytes
         group.all_reduce(tail.flat if tail.array is None else tail.array)
 
     def divided_by(self, samples: float) -> None:
         """What the sums of a step were divided by: a good guess for the next."""
-        if samples > 0 and self.codec is not None:
+        if samples > 0:
             self.exponent = math.ceil(math.log2(samples))
 
     def forget(self) -> None:

@@ -25,14 +25,20 @@ class SharedBuffers:
             for name, _ in owner.named_buffers(recurse=False)
         ]
 
+    @classmethod
+    def of(cls, module: nn.Module, group: Communicator) -> SharedBuffers | None:
+        """Those of a module; None if it has none."""
+        shared = cls(module, group)
+        return shared if shared._places else None
+
     def bytes(self) -> int:
         """How large they are. Where that is not the same everywhere, they cannot be shared."""
-        return sum(buffer.nbytes for buffer in self._tensors()) if self._places else 0
+        return sum(buffer.nbytes for buffer in self._tensors())
 
     def after_step(self, weights: list[float]) -> None:
         """Take those of the lowest rank with data; `weights` are the samples of each rank. Collective."""
         source = next((rank for rank, weight in enumerate(weights) if weight > 0), None)
-        if self._places and source is not None:
+        if source is not None:
             with torch.no_grad():
                 spread_tensors(self._tensors(), self._group, source)
 

@@ -25,9 +25,12 @@ from neuraxis.comm import context as current
 from neuraxis.comm.communicator import Communicator
 from neuraxis.comm.environment import detect_launch
 from neuraxis.errors import InvalidArgument, NotInitialized
-from neuraxis.training.weighting import current_weight
+from neuraxis.training.control_words import CHANGED, check_all_have_changed
+from neuraxis.training.weighting import current_weight, model_has_changed
 
 __all__ = ["SyncBatchNorm"]
+
+_HEAD = 2  # words before the statistics of channels: how many values there are, and whether the model was changed
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
@@ -171,13 +174,19 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
 
 
 def _whole_batch(values: Tensor, group: Communicator, place: torch.device) -> tuple[int, Tensor, Tensor]:
-    """How many values a channel has over all ranks, their mean and their (biased) variance, as float64 at `place`."""
+    """How many values a channel has over all ranks, their mean and their (biased) variance, as float64 at `place`.
+
+    ModelMismatch if the model was changed on some ranks alone: their backward passes would wait for each other.
+    """
     channels = values.shape[1]
-    gathered = torch.empty(group.size, 1 + 2 * channels, dtype=torch.float64, device=place)
+    gathered = torch.empty(group.size, _HEAD + 2 * channels, dtype=torch.float64, device=place)
     mine = _statistics(values).to(place)
     group.all_gather_into_tensor(_array(gathered), _array(mine))
-    counts, means, deviations = gathered[:, :1], gathered[:, 1 : 1 + channels], gathered[:, 1 + channels :]
-    count = int(counts.sum())
+    total, changed = gathered[:, :_HEAD].sum(0).tolist()
+    if changed:
+        check_all_have_changed(gathered[:, 1].tolist(), group)
+    counts, means, deviations = gathered[:, :1], gathered[:, _HEAD : _HEAD + channels], gathered[:, _HEAD + channels :]
+    count = int(total)
     if count == 0:
         return 0, means[0], deviations[0]
     mean = (counts * means).sum(0) / count
@@ -187,9 +196,11 @@ def _whole_batch(values: Tensor, group: Communicator, place: torch.device) -> tu
 
 
 def _statistics(values: Tensor) -> Tensor:
-    """This rank's share: the count, then each channel's mean, then its sum of squared deviations from it."""
+    """This rank's share: the count, CHANGED or 0, each channel's mean, then its sum of squared deviations from it."""
     channels = values.shape[1]
-    statistics = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=values.device)
+    statistics = torch.zeros(_HEAD + 2 * channels, dtype=torch.float64, device=values.device)
+    if model_has_changed():
+        statistics[1] = CHANGED
     count = values.numel() // channels if channels else 0
     if count:
         values = values.to(_precise(values.dtype))
@@ -198,8 +209,8 @@ def _statistics(values: Tensor) -> Tensor:
         # What rounding left out of the mean: in float32 it matters where the mean is large. (Its square does not.)
         rest = centred.mean(_reduced(values))
         statistics[0] = count
-        statistics[1 : 1 + channels] = rough.double() + rest.double()
-        statistics[1 + channels :] = centred.square_().sum(_reduced(values))
+        statistics[_HEAD : _HEAD + channels] = rough.double() + rest.double()
+        statistics[_HEAD + channels :] = centred.square_().sum(_reduced(values))
     return statistics
 
 

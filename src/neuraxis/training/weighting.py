@@ -1,13 +1,17 @@
-"""How much a rank's batch counts, and how a layer inside of a forward pass gets to know it.
+"""How much a rank's batch counts, and how a layer inside of a forward pass gets to know it, and of a changed model.
 
 The mean over a whole batch is the mean of the ranks' means, weighted by how many rows each rank had. The weight of a
 rank's batch is found once, where `DataParallel` is called; a layer whose backward pass mixes the ranks (SyncBatchNorm)
 needs it too, and asks `current_weight`.
+
+Such a layer is also the first place where a rank whose model was changed (a layer frozen, say) meets those whose model
+was not. They would wait for each other there, so there they must be told: it asks `model_has_changed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,9 +19,17 @@ from torch import Tensor
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["batch_size_of", "current_weight", "first_tensor", "forward_weight"]
+__all__ = [
+    "batch_size_of",
+    "current_weight",
+    "first_tensor",
+    "forward_of_a_changed_model",
+    "forward_weight",
+    "model_has_changed",
+]
 
 _weight: ContextVar[float] = ContextVar("neuraxis_forward_weight", default=1.0)
+_changed: ContextVar[bool] = ContextVar("neuraxis_model_has_changed", default=False)
 
 
 def current_weight() -> float:
@@ -40,10 +52,25 @@ class forward_weight:  # used as a function; a class because that is quicker, an
         _weight.reset(self._token)
 
 
+def model_has_changed() -> bool:
+    """Whether what is trained of the model of the running forward was changed since the last one."""
+    return _changed.get()
+
+
+@contextmanager
+def forward_of_a_changed_model() -> Iterator[None]:
+    """Within it, `model_has_changed()`."""
+    token = _changed.set(True)
+    try:
+        yield
+    finally:
+        _changed.reset(token)
+
+
 def batch_size_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
     """Rows of the first tensor found (args, then kwargs, depth first); InvalidArgument if there is none."""
     if args and isinstance(args[0], Tensor) and args[0].dim():  # as it nearly always is
-        return float(args[0].shape[0])
+        return float(args[0].size(0))
     tensor = first_tensor(args)
     if tensor is None:
         tensor = first_tensor(kwargs)
