@@ -90,6 +90,12 @@ def sleep(seconds: float) -> float:
 
 
 @remote
+def fall_asleep(seconds: float) -> None:
+    gate("asleep").set()
+    time.sleep(seconds)
+
+
+@remote
 def die() -> None:
     time.sleep(0.3)  # the test has told this process, too, to do something, and its answer must be out
     os.kill(os.getpid(), signal.SIGKILL)
@@ -218,6 +224,27 @@ def make_at(rank: int, value: int) -> RemoteObject:
 @remote
 def hold_one_of(rank: int) -> None:
     _held.append(remote_object(rank, "Counter"))
+
+
+_extremes: list[list[float]] = []
+
+
+@remote
+def keep_extremes(array: Any) -> None:
+    _extremes.append([float(array.min()), float(array.max())])
+
+
+@remote
+def extremes() -> list[list[float]]:
+    return _extremes
+
+
+@remote
+def slow_counter(seconds: float) -> RemoteObject:
+    made = remote_object(current_rpc_context().name, "Counter")
+    time.sleep(seconds)
+    count("slow counters")
+    return made
 
 
 @remote

@@ -20,9 +20,14 @@ from neuraxis.errors import (
     CallTimeout,
     CommunicatorClosed,
     NotInitialized,
+    NotSerializable,
+    RemoteError,
 )
 from neuraxis.rpc import RpcContext, current_rpc_context, rpc_async, rpc_sync
+from neuraxis.rpc.backends import mesh_of_ranks
+from neuraxis.rpc.world import World
 from tests.crew import Crew
+from tests.rpc.callees import gate
 
 pytestmark = pytest.mark.alone
 
@@ -42,6 +47,8 @@ def stopped(context: RpcContext) -> None:
     with pytest.raises(CallTimeout):
         context.call(1, "stop", timeout=2.0)  # over the mesh it is out of sight after one second
     assert time.monotonic() - begun < 15
+    with pytest.raises(CallTimeout):  # a call that begins now waits for it, too
+        context.call(1, "echo", [1], timeout=0.3)
     assert rpc_sync(2, "echo", "others go on") == "others go on"
     os.kill(process, signal.SIGCONT)
     until(lambda: "rank1" in context.names(), "the stopped one to be seen again")
@@ -81,9 +88,11 @@ def test_a_killed_callee(crew: Crew) -> None:
 
 def nested_death(context: RpcContext) -> None:
     if context.rank == 0:
-        with pytest.raises(CalleeDied) as raised:
+        with pytest.raises(RemoteError, match="CalleeDied") as raised:
             rpc_sync(2, "call_on", 1, "die")
-        assert raised.value.callee == "rank1"
+        assert raised.value.callee == "rank2"  # who was called is alive
+        assert isinstance(raised.value.__cause__, CalleeDied)
+        assert raised.value.__cause__.callee == "rank1"
         assert "'rank2'" in "".join(raised.value.__notes__)
 
 
@@ -97,15 +106,16 @@ def test_the_death_of_the_callees_callee(crew: Crew) -> None:
 def leave_early(context: RpcContext) -> None:
     """Rank 1 leaves while it runs a call of rank 0's, and while it waits for one of rank 2's."""
     if context.rank == 0:
-        waiting = rpc_async(1, "sleep", 30)
+        waiting = rpc_async(1, "fall_asleep", 30)
         until(lambda: rpc_sync(2, "counted", "leaving") == 1, "rank 1 to leave")
-        with pytest.raises((CalleeDied, CalleeGone)):
+        with pytest.raises((CalleeDied, CalleeGone, CallRefused)):  # the last where it came too late to begin
             waiting.wait(20)
         until(lambda: "rank1" not in context.names(), "rank 1 to be gone")
         with pytest.raises(CalleeGone):
             rpc_sync(1, "echo", 1)
         return
     if context.rank == 1:
+        assert gate("asleep").wait(20)
         waiting = rpc_async(2, "wait_at_gate_of", 0, "never")
         rpc_sync(2, "count", "leaving")
         context.shutdown(graceful=False)
@@ -135,10 +145,36 @@ def second_context(context: RpcContext) -> list[str]:
 
 
 def test_two_contexts_one_after_the_other(crew: Crew) -> None:
-    if crew.backend == "mpi":
-        pytest.skip("covered by the others")
     assert crew.run(second_context) == [["1", "2"], ["0", "2"], ["0", "1"]]
     crew.broken = True  # the first context is what it drives
+
+
+def agent_ends_first(context: RpcContext) -> str:
+    """Somebody ends torch's own agent below a context: that can still be shut down, and another made."""
+    from torch.distributed import rpc
+
+    if context.rank == 1:
+        rpc.shutdown(graceful=False)
+    context.shutdown(graceful=False)
+    second = RpcContext("tensorpipe", timeout=30.0)
+    second.register_function("here", lambda: second.rank)
+    with second:
+        return str(second.rpc_sync((second.rank + 1) % 3, "here"))
+
+
+@pytest.mark.parametrize("crew", ["tensorpipe"], indirect=True)
+def test_a_context_ends_though_torchs_agent_has(crew: Crew) -> None:
+    assert crew.run(agent_ends_first) == ["1", "2", "0"]
+    crew.broken = True
+
+
+def test_the_contexts_of_a_job_are_counted_apart_from_others() -> None:
+    mine, other = World(0, 2, f"mine-{os.getpid()}"), World(1, 3, f"other-{os.getpid()}")
+    meshes = [mesh_of_ranks(mine)]
+    with RpcContext(mesh=f"unnamed-{os.getpid()}"):  # which is given a name
+        meshes += [mesh_of_ranks(other), mesh_of_ranks(mine)]
+    assert [mesh[-2:] for mesh in meshes] == ["-1", "-1", "-2"]
+    assert meshes[0] != meshes[1]
 
 
 def test_an_oversized_call_and_an_oversized_result() -> None:
@@ -148,9 +184,9 @@ def test_an_oversized_call_and_an_oversized_result() -> None:
         big.register_function("zeros", lambda size: bytes(size))
         assert small.wait_for(["big"], 20) == []
         assert small.rpc_sync("big", "length", bytes(2**22)) == 2**22
-        with pytest.raises(ValueError, match=r"70,000,\d+ bytes; over zenoh a message has"):
+        with pytest.raises(ValueError, match=r"70,000,\d+ bytes; over this backend a message has"):
             small.rpc_sync("big", "length", bytes(70_000_000))
-        with pytest.raises(CallRefused, match=r"the result has 70,000,\d+ bytes"):
+        with pytest.raises(NotSerializable, match=r"the result has 70,000,\d+ bytes"):
             small.rpc_sync("big", "zeros", 70_000_000)
         assert small.rpc_sync("big", "length", b"123") == 3
 

@@ -24,6 +24,8 @@ from neuraxis.errors import (
 )
 from neuraxis.mesh import Node, Router
 from neuraxis.rpc import RpcContext, init_rpc, rpc_sync
+from neuraxis.rpc.calls import Ask
+from neuraxis.rpc.messages import Operation
 
 Join = Callable[..., RpcContext]
 _meshes = iter(range(1000))
@@ -82,8 +84,8 @@ def test_a_call_is_not_run_by_a_later_process_of_that_name(join: Join) -> None:
     join("callee", {"run": lambda: ran.append(2)})
     assert caller.wait_for(["callee"], 20) == []
     until(lambda: caller._transport.find("callee") != party, "the other one")  # type: ignore[union-attr]
-    with pytest.raises(CalleeDied):
-        caller._call(party, 1, "run", (), None, None)  # type: ignore[arg-type]
+    with pytest.raises((CalleeDied, CalleeGone)):  # by whether its end was known when it was called
+        caller._calls.call(Ask(party, Operation.CALL, "run"))
     assert ran == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,47 @@ from hypothesis import strategies as st
 
 from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import NotSerializable
-from neuraxis.rpc.frames import ALIGNMENT, Frame
+from neuraxis.rpc.frames import ALIGNMENT
 from neuraxis.rpc.messages import Kind, pack_head, read_head, read_reply, read_request
-from neuraxis.rpc.once import AtMostOnce
+from neuraxis.rpc.numbers import Numbers
 from neuraxis.rpc.transport import Party
-from neuraxis.rpc.values import Values
+from neuraxis.rpc.values import HandleData, TooLarge, Values
 
 ME, OTHER = Party("me", 7), Party("other", 9)
 
 
 class Handle:
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: HandleData) -> None:
         self.data = data
 
 
-def values(allow_pickle: bool = False) -> Values:
-    made = Values(allow_pickle, Handle, lambda handle, to: [handle.data, to.name], Handle)
+class Keeper:
+    """Writes down what it is told."""
+
+    handle_type: type = Handle
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, str]] = []
+
+    def describe(self, handle: Handle) -> HandleData:
+        return handle.data
+
+    def hold_for(self, handles: Sequence[Handle], party: Party) -> None:
+        self.told += [("hold", handle.data.number, party.name) for handle in handles]
+
+    def adopt(self, data: HandleData) -> Handle:
+        self.told.append(("adopt", data.number, data.owner))
+        return Handle(data)
+
+    def disown(self, handle: Handle) -> None:
+        self.told.append(("disown", handle.data.number, handle.data.owner))
+
+    def let_go(self, data: HandleData) -> None:
+        self.told.append(("let go", data.number, data.owner))
+
+
+def values(allow_pickle: bool = False, keeper: Keeper | None = None) -> Values:
+    made = Values(allow_pickle, keeper or Keeper())
     made.me = ME
     return made
 
@@ -88,8 +114,35 @@ def test_what_is_sent_later_is_what_was_joined() -> None:
     assert values().decode(joined, read_head(joined)).sum() == 0
 
 
-def test_handles_are_exported_for_who_gets_them() -> None:
-    assert there_and_back([Handle(5)])[0].data == [5, "other"]
+def test_who_is_sent_a_handle_is_counted_when_the_frame_is_ready() -> None:
+    keeper = Keeper()
+    handles = [Handle(HandleData("owner", 3, number, "thing")) for number in (5, 6, 7)]
+    value = [handles[0], (handles[1], {1: handles[2]})]
+    ours = values(True, keeper)
+    with pytest.raises(NotSerializable):
+        values(False, keeper).encode(Kind.CALL, 0, 1, 1, [*value, object()], OTHER)
+    ours.largest = 10
+    with pytest.raises(TooLarge):
+        ours.encode(Kind.CALL, 0, 1, 1, value, OTHER)
+    assert keeper.told == []
+    ours.largest = 10_000
+    frame = ours.encode(Kind.CALL, 0, 1, 1, value, OTHER).joined()
+    assert keeper.told == [("hold", 5, "other"), ("hold", 6, "other"), ("hold", 7, "other")]
+    for read, what in ((ours.decode, "adopt"), (ours.discard, "let go")):
+        keeper.told.clear()
+        read(frame, read_head(frame))
+        assert keeper.told == [(what, 5, "owner"), (what, 6, "owner"), (what, 7, "owner")]
+
+
+def test_all_handles_of_a_frame_that_cannot_be_read_are_let_go_once() -> None:
+    keeper = Keeper()
+    handles = [Handle(HandleData("owner", 3, number, "thing")) for number in (5, 6)]
+    frame = values(True).encode(Kind.CALL, 0, 1, 1, [handles[0], range(3), handles[1]], OTHER).joined()
+    with pytest.raises(NotSerializable):
+        values(False, keeper).decode(frame, read_head(frame))
+    adopted = [number for what, number, _ in keeper.told if what == "adopt"]
+    assert [number for what, number, _ in keeper.told if what == "disown"] == adopted
+    assert [number for what, number, _ in keeper.told if what == "let go"] == [5, 6]
 
 
 def test_pickle_only_where_it_is_allowed() -> None:
@@ -129,22 +182,31 @@ def test_what_is_no_request_or_reply() -> None:
             read_reply(value)
 
 
-def test_a_request_is_begun_once_and_answered_again() -> None:
-    once, answer = AtMostOnce(), Frame(b"answer")
-    assert once.begin(ME, 1, 1) is None
-    once.end(ME, 1, answer)
-    assert once.begin(ME, 1, 1) is answer
-    assert once.begin(OTHER, 1, 1) is None  # another caller's
-    assert once.begin(ME, 3, 1) is None
-    assert once.begin(ME, 2, 1) is None  # one that was overtaken
-    once.end(ME, 2, answer)
-    once.end(ME, 3, answer)
-    assert once.begin(ME, 4, 4) is None  # the caller waits for none of the others
-    with pytest.raises(ConnectionError, match="no longer there"):
-        once.begin(ME, 3, 1)
-    assert once._bytes == 0
-    once.end(ME, 3, answer)  # too late
-    assert once._bytes == 0
+def test_the_head_has_the_numbers_that_are_still_open() -> None:
+    for still_open in ([], [3], [1, 2**40, 2**63]):
+        frame = values().encode(Kind.CALL, 1, 9, 8, ["f"], OTHER, still_open).joined()
+        head = read_head(frame)
+        assert (head.settled, list(head.still_open)) == (8, still_open)
+        assert values().decode(frame, head) == ["f"]
+
+
+def test_numbers_tell_each_party_what_is_still_open() -> None:
+    numbers = Numbers()
+    assert numbers.take(ME) == (1, 1, [])
+    assert numbers.take(OTHER) == (2, 2, [])
+    assert numbers.take(ME) == (3, 3, [1])
+    numbers.settle(ME, 3)
+    assert numbers.take(ME) == (4, 4, [1])
+    numbers.settle(ME, 1)
+    assert numbers.take(ME) == (5, 5, [4])
+    for _ in range(600):
+        last = numbers.take(OTHER)
+    assert last.still_open[0] == 2
+    assert last.still_open[-1] < last.settled < last.value  # not all are named: what is not is kept
+    for number in range(1, 700):
+        numbers.settle(ME, number)
+        numbers.settle(OTHER, number)
+    assert numbers._open == {}
 
 
 def test_the_head_has_the_name_of_who_says_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,7 +19,8 @@ __all__ = ["BACKENDS", "Options", "open_transport"]
 
 BACKENDS: tuple[str, ...] = ("zenoh", "shm", "gloo", "mpi", "tensorpipe")
 
-_worlds = count(1)
+_names = count(1)
+_worlds: defaultdict[str, count[int]] = defaultdict(lambda: count(1))  # by job: all its ranks count alike
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,22 @@ def _open_zenoh(options: Options) -> Transport:
 
     world = options.world
     mesh = options.mesh
-    if mesh is None and not world.is_open:
-        # Ranks make their contexts in the same order: so each has a mesh of its own, where nobody of an earlier one is.
-        mesh = f"rpc-{world.job or 'ranks'}-{next(_worlds)}"
+    if mesh is None:
+        mesh = "default" if world.is_open else mesh_of_ranks(world)
     name = options.name
     if name is None:
         name = f"rank{world.rank}" if not world.is_open else _made_up_name()
     topology = options.topology or _topology(options.init_method)
-    return MessageTransport(ZenohLine(name, mesh or "default", topology, world.rank))
+    return MessageTransport(ZenohLine(name, mesh, topology, world.rank))
+
+
+def mesh_of_ranks(world: World) -> str:
+    """The mesh of the next context of a job: a mesh of its own, where nobody of an earlier one is.
+
+    The ranks of a job make their contexts in the same order. What else a process opens is no affair of theirs.
+    """
+    job = f"{world.job or 'ranks'}-{world.size}"
+    return f"rpc-{job}-{next(_worlds[job])}"
 
 
 def _topology(init_method: str | None) -> Topology | None:
@@ -76,4 +86,4 @@ def _topology(init_method: str | None) -> Topology | None:
 
 def _made_up_name() -> str:
     host = re.sub(r"[^A-Za-z0-9_.\-]", "-", socket.gethostname()) or "host"
-    return f"{host}-{os.getpid()}-{next(_worlds)}"
+    return f"{host}-{os.getpid()}-{next(_names)}"

@@ -1,6 +1,6 @@
 """The RPC context: a process that calls and can be called.
 
-Data flows one way: a call is written as bytes here (`values`), carried by a transport, run by the other side's
+Data flows one way: a call is written as bytes here (`calls`, `values`), carried by a transport, run by the other side's
 `server`, and its reply read here. The transports differ in whom they reach; what a call means is the same on all.
 """
 
@@ -10,16 +10,13 @@ import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import (
     AlreadyInitialized,
-    CalleeDied,
-    CallRefused,
     CommunicatorClosed,
     ForkedProcess,
     InvalidArgument,
@@ -28,28 +25,27 @@ from neuraxis.errors import (
 )
 from neuraxis.mesh import Topology
 from neuraxis.rpc.backends import BACKENDS, Options, open_transport
-from neuraxis.rpc.failures import from_data
-from neuraxis.rpc.frames import Frame
+from neuraxis.rpc.calls import Ask, Calls, seconds
 from neuraxis.rpc.future import RpcFuture
 from neuraxis.rpc.handles import RemoteObject
 from neuraxis.rpc.housekeeping import Housekeeping
 from neuraxis.rpc.kept import Kept
-from neuraxis.rpc.line import INBOX
-from neuraxis.rpc.messages import CONTROL_OPERATIONS, Kind, Operation, read_head, read_reply
-from neuraxis.rpc.numbers import Numbers
+from neuraxis.rpc.messages import Operation
+from neuraxis.rpc.own_calls import OwnCalls
+from neuraxis.rpc.ownership import Ownership
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.registry import Registry, everywhere
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Party, Request, Transport
+from neuraxis.rpc.transport import Party, Transport
 from neuraxis.rpc.values import Values
 from neuraxis.rpc.world import find_world
 
 __all__ = ["BACKENDS", "RpcContext", "open_contexts"]
 
-_CONTROL_S = 10.0  # for what the other side does at once
 _END_S = 2.0  # how long functions that run are waited for when a context ends
 _LOOK_S = 0.02
+_RETURN_S = 60.0  # how long it is remembered what one has asked that was cut off, and may come back
 
 
 class RpcContext:
@@ -88,27 +84,26 @@ class RpcContext:
     ) -> None:
         if backend not in BACKENDS:
             raise InvalidArgument(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
-            raise InvalidArgument(f"timeout={timeout!r}: a number of seconds is expected")
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise InvalidArgument(f"threads={threads!r}: a number of threads, 1 or more, is expected")
         if backend != "zenoh" and (mesh is not None or topology is not None):
             raise InvalidArgument(f"mesh and topology are for the backend zenoh, not for {backend!r}")
         self.backend = backend
-        self.timeout = float(timeout)
+        self.timeout = seconds(timeout)
         self.threads = threads
         self.allow_pickle = allow_pickle
         self._world = find_world(rank, world_size, init_method)
         self._options = Options(self._world, init_method, self.timeout, name, threads, mesh, topology)
         self._registry = Registry(everywhere)
         self._kept = Kept()
-        self._numbers = Numbers()
-        self._threads = Threads("neuraxis rpc call")
-        self._values = Values(allow_pickle, RemoteObject, self._export, self._adopt)
+        self._ownership = Ownership(self, self._kept)
+        self._values = Values(allow_pickle, self._ownership)
         self._transport: Transport | None = None
+        self._closing = ExitStack()
         self._done: set[Party] = set()  # ranks that have no more calls to make
-        self._ended = threading.Event()
+        self._ended = threading.Event()  # no more calls
         self._ending = threading.Lock()
+        self._gone = threading.Event()  # all is freed
 
     def __repr__(self) -> str:
         if self._transport is None:
@@ -127,19 +122,7 @@ class RpcContext:
         self._pid = os.getpid()
         self._transport = transport
         try:
-            self._values.me = transport.me
-            self._largest = transport.largest
-            self._pool = Pool(self.threads, transport.place_given_back)
-            self._server = Server(
-                transport.me,
-                self._registry,
-                self._values,
-                self._kept,
-                transport.largest,
-                self._handle_for,
-                self._done.add,
-            )
-            self._housekeeping = Housekeeping(self._kept, transport.is_gone)
+            self._assemble(transport)
             open_contexts.append(self)
             transport.serve(self._server, self._pool, self.threads)
             if not self._world.is_open:
@@ -148,6 +131,29 @@ class RpcContext:
             self.shutdown(graceful=False)
             raise
         return self
+
+    def _assemble(self, transport: Transport) -> None:
+        """Make the parts; what is made first is closed last."""
+        self._closing.callback(self._kept.clear)
+        callbacks = Threads("neuraxis rpc callback")
+        self._closing.callback(callbacks.close, _END_S)
+        self._closing.callback(transport.close)
+        self._values.me, self._values.largest = transport.me, transport.largest
+        self._pool = Pool(self.threads, transport.place_given_back)
+        self._server = Server(
+            transport.me, self._registry, self._values, self._kept, self._ownership.made, self._done.add
+        )
+        own = OwnCalls(self._server, self._pool, transport)
+        self._closing.callback(own.close)
+        self._closing.callback(self._ended.set)
+        housekeeping = Housekeeping([(self._kept, 0.0), (self._server.once, _RETURN_S)], transport.is_gone)
+        self._closing.callback(housekeeping.close, _END_S)
+        self._closing.callback(self._pool.wait_until_empty, _END_S)
+        self._closing.callback(self._pool.close)
+        self._closing.callback(transport.refuse)
+        self._calls = self._ownership.calls = Calls(
+            transport, own, self._values, self._pool, self.timeout, housekeeping, callbacks
+        )
 
     def _meet(self, transport: Transport) -> None:
         missing = transport.wait_for(range(self._world.size), self.timeout)
@@ -165,21 +171,19 @@ class RpcContext:
         if self._transport is None or os.getpid() != self._pid:
             return
         if not self._ending.acquire(blocking=False):
-            self._ended.wait(self.timeout)
+            self._gone.wait(self.timeout)
             return
         try:
             if not self._world.is_open and graceful is not False:
                 self._wait_until_all_are_done(self._transport)
-            if hasattr(self, "_housekeeping"):
-                self._transport.refuse()
-                self._pool.wait_until_empty(_END_S)
-                self._housekeeping.close(_END_S)
         finally:
-            self._ended.set()
             if self in open_contexts:
                 open_contexts.remove(self)
-            self._transport.close()
-            self._kept.clear()
+            try:
+                self._closing.close()
+            finally:
+                self._ended.set()
+                self._gone.set()
 
     def _wait_until_all_are_done(self, transport: Transport) -> None:
         others: dict[int, Party] = {}
@@ -187,7 +191,7 @@ class RpcContext:
             if rank != self._world.rank:
                 try:
                     others[rank] = transport.find(rank)
-                    self._control(others[rank], Operation.DONE, [])
+                    self._calls.control(others[rank], Operation.DONE, [])
                 except (ConnectionError, TimeoutError, PermissionError):
                     pass  # it is gone
         deadline = time.monotonic() + self.timeout
@@ -277,7 +281,8 @@ class RpcContext:
         timeout: float | None = None,
     ) -> Any:
         """As `rpc_sync`, with a deadline of its own."""
-        return self._call(self._check().find(_checked(dst)), Operation.CALL, name, args, kwargs, timeout)
+        to = self._find(dst)
+        return self._calls.call(Ask(to, Operation.CALL, name, args, kwargs, timeout))
 
     def call_async(
         self,
@@ -289,174 +294,32 @@ class RpcContext:
         timeout: float | None = None,
     ) -> RpcFuture:
         """As `rpc_async`, with a deadline of its own."""
-        transport = self._check()
         try:
-            party = transport.find(_checked(dst))
+            to = self._find(dst)
         except ConnectionError as error:
-            future = self._future(str(dst), name)
-            future.finish(None, error)
-            return future
-        return self._start(party, Operation.CALL, name, args, kwargs, timeout)
+            return self._calls.failed(str(dst), name, error)
+        return self._calls.start(Ask(to, Operation.CALL, name, args, kwargs, timeout))
 
     def remote_object(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
         """Make an object by a class or factory that `dst` has registered; it stays there, and is used from here."""
-        made = self._call(self._check().find(_checked(dst)), Operation.MAKE, name, args, kwargs, None)
+        to = self._find(dst)
+        made = self._calls.call(Ask(to, Operation.MAKE, name, args, kwargs))
         assert isinstance(made, RemoteObject)
         return made
 
     def _call_method(self, of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._call(of._owner, Operation.METHOD, name, [of._number, *args], kwargs, None)
+        self._check()
+        return self._calls.call(_of_method(of, name, args, kwargs))
 
     def _start_method(self, of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RpcFuture:
-        return self._start(of._owner, Operation.METHOD, name, [of._number, *args], kwargs, None, keep=of)
+        self._check()
+        return self._calls.start(_of_method(of, name, args, kwargs), keep=of)
 
-    def _call(
-        self,
-        to: Party,
-        operation: Operation,
-        name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any] | None,
-        timeout: float | None,
-    ) -> Any:
+    def _find(self, dst: object) -> Party:
         transport = self._check()
-        with self._numbers.one() as (number, settled):
-            request = self._request(to, number, settled, operation, name, args, kwargs, _limit(timeout, self.timeout))
-            if to == transport.me:
-                reply = self._answer_here(request)
-            else:
-                with self._pool.waiting():
-                    reply = transport.call(request)
-        return self._read(reply, to)
-
-    def _answer_here(self, request: Request) -> bytes:
-        """Call a function of this process: as any other, by bytes, and with a place in the pool."""
-        frame = request.write(INBOX).joined()
-        with self._pool.waiting():
-            self._pool.enter()
-            try:
-                answer = self._server.control if request.is_control else self._server.answer
-                return answer(frame, read_head(frame)).joined()
-            finally:
-                self._pool.leave()
-
-    def _start(
-        self,
-        to: Party,
-        operation: Operation,
-        name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any] | None,
-        timeout: float | None,
-        keep: Any = None,
-    ) -> RpcFuture:
-        transport = self._check()
-        number, settled = self._numbers.take()
-        future = self._future(to.name, name, lambda: self._cancel(to, number))
-        future.sent = keep, args, kwargs  # handles among them are held until the call is over
-
-        def done(reply: Any, error: BaseException | None) -> None:
-            result = None
-            self._numbers.settle(number)
-            if error is None and not future.cancelled():
-                try:
-                    result = self._read(reply, to)
-                except BaseException as raised:
-                    error = raised
-            future.sent = None
-            future.finish(result, error)
-
-        try:
-            request = self._request(to, number, settled, operation, name, args, kwargs, _limit(timeout, self.timeout))
-            if to == transport.me:
-                self._threads.run(lambda: self._finish_here(request, done))
-            else:
-                transport.start(request, done)
-        except BaseException:
-            self._numbers.settle(number)
-            raise
-        return future
-
-    def _finish_here(self, request: Request, done: Callable[[Any, BaseException | None], None]) -> None:
-        try:
-            reply = self._answer_here(request)
-        except BaseException as error:
-            done(None, error)
-        else:
-            done(reply, None)
-
-    def _future(self, callee: str, name: str, on_cancel: Callable[[], None] = lambda: None) -> RpcFuture:
-        return RpcFuture(callee, f"{name!r} of {callee!r}", on_cancel, self._pool.waiting)
-
-    def _cancel(self, to: Party, number: int) -> None:
-        self._housekeeping.do(lambda: self._control(to, Operation.CANCEL, [number]))
-
-    def _request(
-        self,
-        to: Party,
-        number: int,
-        settled: int,
-        operation: Operation,
-        name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any] | None,
-        timeout: float,
-    ) -> Request:
-        if not isinstance(name, str):
-            raise InvalidArgument(f"name={name!r}: the name of a registered function is expected")
-        is_control = operation in CONTROL_OPERATIONS
-        kind = Kind.CONTROL if is_control else Kind.CALL
-        value = [int(operation), name, list(args), kwargs or {}]
-
-        def write(lane: int) -> Frame:
-            frame = self._values.encode(kind, lane, number, settled, value, to)
-            if len(frame) > self._largest:
-                raise InvalidArgument(
-                    f"{name!r}: the arguments have {len(frame):,} bytes; over {self.backend} a message has "
-                    f"{self._largest:,} at most"
-                )
-            return frame
-
-        return Request(to, number, is_control, write, timeout)
-
-    def _read(self, reply: Any, sender: Party) -> Any:
-        try:
-            succeeded, result = read_reply(self._values.decode(reply, read_head(reply)))
-        except Unreadable as error:
-            raise CalleeDied(f"the answer of {sender.name!r} cannot be read: {error}", sender.name) from error
-        except TypeError as error:
-            raise CallRefused(f"the answer of {sender.name!r} is refused: {error}", sender.name) from None
-        if succeeded:
-            return result
-        raise from_data(result, sender.name)
-
-    def _control(self, to: Party, operation: Operation, args: list[Any]) -> None:
-        self._call(to, operation, "", args, None, _CONTROL_S)
-
-    # --- handles ----------------------------------------------------------------------------------------------
-
-    def _handle_for(self, number: int, kind: str) -> RemoteObject:
-        """The handle of an object that was just made here, which this process holds by it."""
-        self._housekeeping.look()
-        return RemoteObject(self, self._check().me, number, kind, _releaser(self))
-
-    def _export(self, handle: RemoteObject, to: Party) -> list[Any]:
-        owner = handle._owner
-        if owner == self._check().me:
-            self._kept.hold(handle._number, to)
-        else:
-            self._control(owner, Operation.HOLD, [handle._number, to.name, to.life])
-        return [owner.name, owner.life, handle._number, handle._kind]
-
-    def _adopt(self, data: list[Any]) -> RemoteObject:
-        name, life, number, kind = data
-        return RemoteObject(self, Party(name, life), number, kind, _releaser(self))
-
-    def _release(self, owner: Party, number: int) -> None:
-        if not self.is_initialized:
-            return
-        # Not here: a finalizer may run anywhere, in the midst of what it would need.
-        self._housekeeping.do(lambda: self._control(owner, Operation.RELEASE, [number]))
+        if isinstance(dst, bool) or not isinstance(dst, int | str):
+            raise InvalidArgument(f"dst={dst!r}: a rank or the name of a node is expected")
+        return transport.find(dst)
 
     def _check(self) -> Transport:
         if self._transport is None:
@@ -468,30 +331,8 @@ class RpcContext:
         return self._transport
 
 
-def _releaser(context: RpcContext) -> Callable[[Party, int], None]:
-    """Lets go of an object, unless the context is gone: a finalizer must not keep it alive."""
-    weak = weakref.ref(context)
-
-    def release(owner: Party, number: int) -> None:
-        alive = weak()
-        if alive is not None:
-            alive._release(owner, number)
-
-    return release
-
-
-def _checked(dst: object) -> int | str:
-    if isinstance(dst, bool) or not isinstance(dst, int | str):
-        raise InvalidArgument(f"dst={dst!r}: a rank or the name of a node is expected")
-    return dst
-
-
-def _limit(timeout: float | None, otherwise: float) -> float:
-    if timeout is None:
-        return otherwise
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
-        raise InvalidArgument(f"timeout={timeout!r}: a number of seconds is expected")
-    return float(timeout)
+def _of_method(of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Ask:
+    return Ask(of._owner, Operation.METHOD, name, [of._number, *args], kwargs)
 
 
 open_contexts: list[RpcContext] = []

@@ -1,63 +1,113 @@
 """Exceptions that cross processes: as their type's name and plain data, never as code.
 
-A built-in exception and one of neuraxis become the same type again; anything else is a `RemoteError`. Types are looked
-for among those that exist here, none is imported for it.
+A built-in exception and one of neuraxis become the same type again; anything else is a `RemoteError`. So is the failure
+of a remote call that the called function made itself: it must not look like a failure of the caller's own call. Types
+are looked for among those that exist here, none is imported for it.
 """
 
 from __future__ import annotations
 
 import builtins
+import reprlib
 import traceback
 from typing import Any
 
+import msgspec
+
 from neuraxis.comm import objects
-from neuraxis.errors import NeuraxisError, NotSerializable, RemoteError
+from neuraxis.comm.objects import Unreadable
+from neuraxis.errors import NeuraxisError, NotSerializable, RemoteError, RpcError
 
 __all__ = ["from_data", "to_data"]
 
-_LONGEST = 20_000  # characters of a traceback
+_LONGEST = 20_000  # characters of a text
+_MOST = 50  # arguments, fields and notes
+_LARGEST = 100_000  # bytes of an argument or a field
+_LONG_TEXTS = (bytes, bytearray, list, tuple, dict, set, frozenset)  # whose texts grow with what they hold
+_SHORT = reprlib.Repr()
 
 
-def to_data(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data."""
-    kind = type(error)
-    text = "".join(traceback.format_exception(error))
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}"
-    return {
-        "module": kind.__module__,
-        "name": kind.__qualname__,
-        "text": _text_of(error),
-        "args": _plain(_arguments_of(error)),
-        "fields": _plain({name: value for name, value in vars(error).items() if name != "__notes__"}),
-        "notes": [_sendable(str(note)) for note in getattr(error, "__notes__", [])],
-        "traceback": _sendable(text),
-    }
+class _Failure(msgspec.Struct):
+    """An exception as plain data.
+
+    Attributes:
+        raised: whether the called function raised it, and not what calls functions.
+        exact: whether it has all arguments as they were.
+    """
+
+    module: str
+    name: str
+    text: str
+    args: list[Any]
+    exact: bool
+    fields: dict[str, Any]
+    notes: list[str]
+    traceback: str
+    raised: bool
 
 
-def from_data(data: dict[str, Any], callee: str) -> Exception:
+def to_data(error: BaseException, of_function: bool) -> dict[str, Any]:
+    """An exception as plain data, of a size that can be sent whatever it holds."""
+    try:
+        failure = _described(error, of_function)
+    except Exception as reason:
+        text = f"{type(error).__qualname__}, which cannot be described: {type(reason).__qualname__}"
+        failure = _described(RuntimeError(text), of_function)
+    return msgspec.structs.asdict(failure)
+
+
+def from_data(data: Any, callee: str) -> Exception:
     """The exception of such data, with where it was raised: as `remote_traceback`, and in its notes."""
-    error = _same_type(data) or _as_remote_error(data, callee)
-    error.remote_traceback = data["traceback"]  # type: ignore[attr-defined]
-    for note in data["notes"]:
+    try:
+        failure = msgspec.convert(data, _Failure)
+    except msgspec.ValidationError as reason:
+        raise Unreadable(f"what came is not a failure: {reason}") from None
+    same = _same_type(failure)
+    if same is not None and not (failure.raised and isinstance(same, RpcError)):
+        error: Any = same
+    else:
+        error = _as_remote_error(failure, callee)
+        error.__cause__ = same
+    error.remote_traceback = failure.traceback
+    for note in failure.notes:
         error.add_note(note)
-    if data["traceback"]:
-        error.add_note(f"\nIt was raised on {callee!r}:\n{data['traceback'].rstrip()}")
-    return error
+    if failure.traceback:
+        error.add_note(f"\nIt was raised on {callee!r}:\n{failure.traceback.rstrip()}")
+    found: Exception = error
+    return found
 
 
-def _same_type(data: dict[str, Any]) -> Exception | None:
-    kind = _known_type(data["module"], data["name"])
-    if kind is None or data["args"] is None:
+def _described(error: BaseException, of_function: bool) -> _Failure:
+    kind = type(error)
+    arguments = _arguments_of(error)
+    args = [_plain(value) for value in arguments[:_MOST]]
+    fields = [(name, value) for name, value in vars(error).items() if name != "__notes__"]
+    notes = getattr(error, "__notes__", ())
+    return _Failure(
+        module=kind.__module__,
+        name=kind.__qualname__,
+        text=_text_of(error),
+        args=[value for value, _ in args],
+        exact=len(arguments) <= _MOST and all(exact for _, exact in args),
+        fields={name: _plain(value)[0] for name, value in fields[:_MOST]},
+        notes=[_sendable(str(note), _LONGEST // 8) for note in notes[:_MOST]],
+        traceback=_sendable("".join(traceback.format_exception(error))),
+        raised=of_function,
+    )
+
+
+def _same_type(failure: _Failure) -> Exception | None:
+    kind = _known_type(failure.module, failure.name)
+    if kind is None:
         return None
     try:
-        if data["module"] == "builtins":
-            error = kind(*data["args"])
+        if failure.module == "builtins":
+            error = kind(*failure.args)
         else:  # whose constructors take other arguments than they hand on
-            error = kind.__new__(kind, *data["args"])
-            error.args = tuple(data["args"])
-        error.__dict__.update(data["fields"] or {})
-        return error if _text_of(error) == data["text"] else None
+            error = kind.__new__(kind, *failure.args)
+            error.args = tuple(failure.args)
+        error.__dict__.update(failure.fields)
+        return error if not failure.exact or _text_of(error) == failure.text else None
     except Exception:
         return None
 
@@ -78,19 +128,24 @@ def _known_type(module: str, name: str) -> type[Exception] | None:
     return None
 
 
-def _as_remote_error(data: dict[str, Any], callee: str) -> RemoteError:
-    kind = data["name"] if data["module"] == "builtins" else f"{data['module']}.{data['name']}"
-    text = f"{kind}: {data['text']}" if data["text"] else kind
-    return RemoteError(text, callee, kind, data["traceback"])
+def _as_remote_error(failure: _Failure, callee: str) -> RemoteError:
+    kind = failure.name if failure.module == "builtins" else f"{failure.module}.{failure.name}"
+    text = f"{kind}: {failure.text}" if failure.text else kind
+    return RemoteError(text, callee, kind, failure.traceback)
 
 
-def _plain(value: Any) -> Any:
-    """The value, if it can travel; None if not."""
+def _plain(value: Any) -> tuple[Any, bool]:
+    """The value, if it can travel, else a text of it; and whether it is the value."""
     try:
-        objects.encode(value)
+        if len(objects.encode(value)) <= _LARGEST:
+            return value, True
     except (NotSerializable, RecursionError):
-        return None
-    return value
+        pass
+    try:
+        text = _SHORT.repr(value) if isinstance(value, _LONG_TEXTS) else str(value)
+    except Exception as reason:
+        text = f"(a {type(value).__name__}: {reason!r})"
+    return _sendable(text), False
 
 
 def _arguments_of(error: BaseException) -> list[Any]:
@@ -105,5 +160,8 @@ def _text_of(error: BaseException) -> str:
         return f"(its text cannot be made: {reason!r})"
 
 
-def _sendable(text: str) -> str:
+def _sendable(text: str, longest: int = _LONGEST) -> str:
+    """A text that can be sent: what is too long lacks its middle."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2]}\n...\n{text[-longest // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 from neuraxis.comm.liveness import ProcessWatch
 from neuraxis.errors import CalleeGone
@@ -11,6 +12,7 @@ from neuraxis.rpc.transport import Party
 __all__ = ["LIFE", "FixedRanks"]
 
 LIFE = 1  # of every rank: the only one
+_LOOK_S = 2e-3  # how often processes are looked at, which takes longer than to look a rank up
 
 
 class FixedRanks:
@@ -22,6 +24,8 @@ class FixedRanks:
         self._rank = rank
         self._watch = watch
         self._left: set[int] = set()  # ranks that have said good-bye, or are known to be lost
+        self._ended: Collection[int] = ()  # those whose end was seen when they were last looked at
+        self._looked = 0.0
         self.me = Party(self._names[rank], LIFE)
 
     def find(self, dst: int | str) -> Party:
@@ -43,4 +47,9 @@ class FixedRanks:
         return [name for name in names if isinstance(name, str) and name not in self._ranks]
 
     def _is_lost(self, rank: int) -> bool:
-        return rank in self._left or rank in self._watch.ended()
+        if rank in self._left:
+            return True
+        now = time.monotonic()
+        if now > self._looked + _LOOK_S:
+            self._ended, self._looked = self._watch.ended().keys(), now
+        return rank in self._ended

@@ -1,28 +1,28 @@
-"""Messages between the ranks of a communicator: over shared memory, gloo or MPI.
+"""A line between the ranks of a communicator: over shared memory, gloo or MPI.
 
-Over shared memory a lane is a tag, so the mailbox itself brings a reply to the thread that waits for it, and a message
-comes as it is, in memory that is taken for it. A receiver of gloo or MPI must know the length of what it receives: so
-there a message begins with a piece of fixed length, which has room for a small one, and the rest of a larger follows.
+Over shared memory a lane is a tag, so the mailbox itself brings a reply to the thread that waits for it. Shared memory
+and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a thread of its
+own, until it says that it leaves.
 
-Shared memory and MPI can receive from whoever sends. gloo cannot once a rank has died; there each rank is heard by a
-thread of its own, until it says that it leaves.
+A rank is lost when its process has ended, its connection is gone, or it has said good-bye. One that is only late,
+however late, is not: it may be stopped, and come back. What cannot be read as a message is left out, and the log says
+so.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
-import struct
 import threading
 import time
 from typing import Any
-
-import numpy as np
 
 from neuraxis.comm import Communicator, DistributedContext
 from neuraxis.comm.context import current_context
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import (
     CallCancelled,
     CalleeDied,
@@ -32,22 +32,19 @@ from neuraxis.errors import (
     InvalidArgument,
     NeuraxisError,
     NotInitialized,
+    PeerLost,
 )
 from neuraxis.rpc.fixed_ranks import LIFE, FixedRanks
 from neuraxis.rpc.frames import Frame
+from neuraxis.rpc.group_messages import GroupMessages, MessagesInTwo, WholeMessages
 from neuraxis.rpc.line import INBOX
-from neuraxis.rpc.messages import Kind, pack_head, read_head, with_pieces_apart
+from neuraxis.rpc.messages import Kind, pack_head, read_head
 from neuraxis.rpc.transport import Party
 from neuraxis.rpc.world import World
 
 __all__ = ["GroupLine"]
 
-_FIRST_BYTES = 3072  # which MPI sends without waiting for the receiver
-_LENGTHS = struct.Struct("<QII")  # of the message, of what the first piece has of it; how many pieces follow
-_PIECE = struct.Struct("<QQ")  # where a piece begins, and its length
-_MOST_PIECES = 16
-_MOST_APART = 255
-_INLINE = _FIRST_BYTES - _LENGTHS.size - _MOST_PIECES * _PIECE.size
+_log = logging.getLogger("neuraxis.rpc")
 _FOREVER_S = 1e8
 _FAREWELL_S = 2.0
 
@@ -56,15 +53,14 @@ class GroupLine(FixedRanks):
     """A rank of a group that is only used for this. `owned` is the context that was started for it, if one was."""
 
     largest = 2**40
-    quick_s = 2e-3  # who reads looks for messages in Python, and so slows down who runs a call
+    quick_s = 3e-4
 
     def __init__(self, group: Communicator, name: str, owned: DistributedContext | None) -> None:
         self._group = group
         self._owned = owned
         self._hears_anybody = group.backend_name != "gloo"
-        self._any_length = group.backend_name == "shm"
         # gloo and MPI cannot give up a wait: what is sent then to who waits no longer would block who sends it.
-        self.has_lanes = self._any_length
+        self.has_lanes = group.backend_name == "shm"
         me = identify_self()
         everybody: list[Any] = [None] * group.size
         group.all_gather_object(everybody, [name, host_identity(), me.pid, me.started])
@@ -80,11 +76,12 @@ class GroupLine(FixedRanks):
             }
         )
         super().__init__(names, group.rank, watch)
+        self._messages: GroupMessages = WholeMessages(group) if self.has_lanes else MessagesInTwo(group, self._is_lost)
         self._senders = [threading.Lock() for _ in everybody]
-        self._firsts = [np.zeros(_FIRST_BYTES, np.uint8) for _ in everybody]
-        self._inbox_first = np.zeros(_FIRST_BYTES, np.uint8)
         self._lane_numbers = itertools.count(INBOX + 1)
         self._stopped = threading.Event()
+        self._telling = threading.Lock()
+        self._told: set[int] = set()  # ranks that know that this one leaves
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ears: list[threading.Thread] = []
 
@@ -116,56 +113,33 @@ class GroupLine(FixedRanks):
 
     # --- messages ---------------------------------------------------------------------------------------------
 
+    def detach(self, to: Party, frame: Frame) -> None:
+        frame.joined()
+
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         rank = self._ranks.get(to.name)
         if rank is None or rank in self._left:
             raise self._died(to.name)
+        self._send(rank, to, lane, frame, timeout)
+
+    def _send(self, rank: int, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         if not self._senders[rank].acquire(timeout=timeout):
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name)
         try:
-            if self._any_length:
-                self._send_whole(rank, lane, frame, deadline)
-                return
-            pieces = _fill(self._firsts[rank], frame)
-            self._group.send(self._firsts[rank], group_dst=rank, tag=lane, timeout=timeout)
-            for _, piece in pieces:
-                self._group.send(piece, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
+            self._messages.send(rank, lane, frame, deadline)
         except CollectiveTimeout:
-            # A part of it may still be on its way, and nothing can follow it.
-            self._left.add(rank)
-            self._firsts[rank] = np.zeros(_FIRST_BYTES, np.uint8)
             raise CallTimeout(f"{to.name!r} takes no message within {timeout:g} s", to.name) from None
-        except (CommunicatorClosed, NeuraxisError) as error:
+        except NeuraxisError as error:
             raise self._translated(to.name, rank, error) from None
         finally:
             self._senders[rank].release()
 
-    def _send_whole(self, rank: int, lane: int, frame: Frame, deadline: float) -> None:
-        """Send a message as it is; large pieces of it go from where they are, each as a message."""
-        start: Any = frame.start
-        pieces = frame.pieces
-        if len(pieces) > _MOST_APART:
-            start, pieces = frame.joined(), []
-        if pieces:
-            start = with_pieces_apart(start, len(pieces))
-        for one in (start, *(piece for _, piece in pieces)):
-            content = np.frombuffer(one, np.uint8)
-            self._group.send(content, group_dst=rank, tag=lane, timeout=max(1e-3, deadline - time.monotonic()))
-
-    def _receive_whole(self, rank: int | None, lane: int, timeout: float) -> tuple[Any, int]:
-        """A message that was sent so, and who sent it."""
-        start, rank = self._group.receive_bytes(rank, lane, timeout)
-        apart = start[1]
-        if not apart:
-            return start, rank
-        pieces = [self._group.receive_bytes(rank, lane, timeout)[0] for _ in range(apart)]
-        return Frame(start, pieces), rank  # type: ignore[arg-type]
-
     def _translated(self, name: str, rank: int, error: NeuraxisError) -> NeuraxisError:
         if self._stopped.is_set() or isinstance(error, CommunicatorClosed):
             return CallCancelled("this context was shut down during the call", name)
-        self._left.add(rank)
+        if isinstance(error, PeerLost):
+            self._left.add(rank)
         return self._died(name, error)
 
     def receive(self) -> Any:
@@ -176,72 +150,76 @@ class GroupLine(FixedRanks):
             return frame
         while not self._stopped.is_set():
             try:
-                if self._any_length:
-                    frame, rank = self._receive_whole(None, INBOX, _FOREVER_S)
-                else:
-                    rank = self._group.ranks.index(self._group.recv(self._inbox_first, tag=INBOX))
-                    frame = self._rest(self._inbox_first, rank, INBOX, _FOREVER_S)
+                frame, rank = self._messages.receive(None, INBOX, _FOREVER_S)
+                if read_head(frame).kind != Kind.BYE:
+                    return frame
+                if rank != self._rank:
+                    self._left.add(rank)
             except CollectiveTimeout:
                 continue
+            except Unreadable as error:
+                _log.warning("rpc: a message is left out: %s", error)
+            except PeerLost as error:
+                if self._all_are_lost_with(error.rank):
+                    self._stopped.wait()  # nothing more is to be heard, and this one has not left yet
             except NeuraxisError:
-                # All others are gone; there is nothing to hear until this one leaves, too.
-                self._stopped.wait()
-                return None
-            if not _is_bye(frame):
-                return frame
-            if rank != self._rank:
-                self._left.add(rank)
+                self._stopped.wait()  # the group was closed
         return None
+
+    def _all_are_lost_with(self, rank: int) -> bool:
+        """A rank was lost (-1: not known which, so all are); whether it was the last one."""
+        others = set(range(self._group.size)) - {self._rank}
+        self._left |= others if rank < 0 else {self._group.ranks.index(rank)}
+        return all(self._is_lost(other) for other in others)
 
     def _hear(self, rank: int) -> None:
         """What one rank says, until it leaves."""
-        first = np.zeros(_FIRST_BYTES, np.uint8)
         while True:
             try:
-                self._group.recv(first, group_src=rank, tag=INBOX)
-                frame = self._rest(first, rank, INBOX, _FOREVER_S)
+                frame, _ = self._messages.receive(rank, INBOX, _FOREVER_S)
+            except Unreadable as error:
+                _log.error("rpc: %s is heard no longer, since nobody knows where its next message begins: %s",
+                           self._names[rank], error)  # fmt: skip
+                break
             except NeuraxisError:
                 self._left.add(rank)
                 return
-            if not _is_bye(frame):
+            try:
+                if read_head(frame).kind == Kind.BYE:
+                    break
                 self._heard.put(frame)
-                continue
-            if not self._stopped.is_set():
-                self._say_bye(rank)  # it leaves first, and waits for our last word
-            self._left.add(rank)
-            return
-
-    def _rest(self, first: np.ndarray, rank: int, lane: int, timeout: float) -> np.ndarray:
-        """The message that a first piece begins."""
-        length, inline, pieces = _LENGTHS.unpack_from(first.data)
-        start = _LENGTHS.size + pieces * _PIECE.size
-        frame = np.empty(length, np.uint8)
-        frame[:inline] = first[start : start + inline]
-        for index in range(pieces):
-            offset, nbytes = _PIECE.unpack_from(first.data, _LENGTHS.size + index * _PIECE.size)
-            self._group.recv(frame[offset : offset + nbytes], group_src=rank, tag=lane, timeout=timeout)
-        return frame
+            except Unreadable as error:
+                _log.warning("rpc: a message is left out: %s", error)
+        self._left.add(rank)
+        self._say_bye(rank, _FAREWELL_S)  # it waits for our last word
 
     def lane(self) -> _GroupLane:
         return _GroupLane(self, next(self._lane_numbers))
 
     # --- to end -----------------------------------------------------------------------------------------------
 
-    def _say_bye(self, rank: int) -> None:
+    def _say_bye(self, rank: int, patience_s: float) -> None:
+        """Say good-bye to a rank, once."""
+        with self._telling:
+            if rank in self._told:
+                return
+            self._told.add(rank)
         party = Party(self._names[rank], LIFE)
         try:
-            self.send(party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, LIFE, self.me, 0, 0)), _FAREWELL_S)
+            self._send(rank, party, INBOX, Frame(pack_head(Kind.BYE, 0, 0, 0, LIFE, self.me, 0, 0)), patience_s)
         except NeuraxisError:
             pass  # it is gone
 
     def stop(self) -> None:
         """Say good-bye to all; who receives from anybody wakes itself up by it."""
         self._stopped.set()
-        for rank in range(self._group.size):
-            if rank != self._rank or self._hears_anybody:
-                if rank not in self._left:
-                    self._say_bye(rank)
         deadline = time.monotonic() + _FAREWELL_S
+        for rank in range(self._group.size):
+            # An ear of gloo's waits for our last word, though its rank may have said its own.
+            needs_it = rank not in self._left if self._hears_anybody else rank != self._rank
+            if needs_it and rank not in self._watch.ended():
+                self._say_bye(rank, max(0.01, deadline - time.monotonic()))
+        deadline = max(deadline, time.monotonic() + _FAREWELL_S / 4)
         for ear in self._ears:
             ear.join(max(0.0, deadline - time.monotonic()))
         self._heard.put(None)
@@ -264,33 +242,11 @@ class _GroupLane:
         line = self._line
         rank = line._ranks[source.name]
         try:
-            return line._receive_whole(rank, self.number, timeout)[0]
+            return line._messages.receive(rank, self.number, timeout)[0]
         except CollectiveTimeout:
             return None
         except NeuraxisError as error:
             raise line._translated(source.name, rank, error) from None
-
-
-def _fill(first: np.ndarray, frame: Frame) -> list[tuple[int, Any]]:
-    """Write the first piece of a message; those that follow, each with where it begins."""
-    start, pieces = frame.start, [(offset, np.frombuffer(piece, np.uint8)) for offset, piece in frame.pieces]
-    if len(pieces) >= _MOST_PIECES:
-        start, pieces = frame.joined(), []
-    inline = min(len(start), _INLINE)
-    if len(start) > inline:
-        pieces.insert(0, (inline, np.frombuffer(start, np.uint8, offset=inline)))
-    memory = first.data
-    _LENGTHS.pack_into(memory, 0, len(frame), inline, len(pieces))
-    position = _LENGTHS.size
-    for offset, piece in pieces:
-        _PIECE.pack_into(memory, position, offset, piece.size)
-        position += _PIECE.size
-    memory[position : position + inline] = start[:inline]
-    return pieces
-
-
-def _is_bye(frame: Any) -> bool:
-    return read_head(frame).kind == Kind.BYE
 
 
 def open_group(backend: str, world: World, init_method: str | None, timeout: float, name: str | None) -> GroupLine:

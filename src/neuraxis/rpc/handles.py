@@ -1,8 +1,6 @@
 """Handles: objects that stay in the process that made them, used from elsewhere.
 
-The owner counts who holds an object. Whoever sends a handle first has the owner count whom it is sent to, while it
-holds the object itself: so there is no moment at which nobody holds one that is on its way. A handle that is no longer
-used anywhere in a process is released; what a dead process held is released for it.
+How an object is counted, and freed, is told in `ownership`.
 """
 
 from __future__ import annotations
@@ -39,6 +37,9 @@ class RemoteObject:
         self._kind = kind
         self._finalizer = weakref.finalize(self, release, owner, number)
         self._finalizer.atexit = False  # what a process holds is released when it leaves
+
+    def _hold_nothing(self) -> None:
+        self._finalizer.detach()
 
     @property
     def owner(self) -> str:

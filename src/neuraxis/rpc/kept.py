@@ -65,16 +65,17 @@ class Kept:
             freed = None if entry.holders else self._entries.pop(number)
         del freed  # not while we hold the lock: its end may be anything
 
-    def holders(self) -> set[Party]:
+    def parties(self) -> set[Party]:
+        """Who holds something."""
         with self._lock:
             return {holder for entry in self._entries.values() for holder in entry.holders}
 
-    def release_all(self, holder: Party) -> None:
-        """What a party held that is gone."""
+    def forget(self, party: Party) -> None:
+        """Let go of what a party held that is gone."""
         freed = []
         with self._lock:
             for number, entry in list(self._entries.items()):
-                if entry.holders.pop(holder, 0) and not entry.holders:
+                if entry.holders.pop(party, 0) and not entry.holders:
                     freed.append(self._entries.pop(number))
         freed.clear()
 

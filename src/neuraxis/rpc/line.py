@@ -38,6 +38,9 @@ class Line(Protocol):
     quick_s: float  # calls that take longer as a rule are run while another thread reads the inbox
     has_lanes: bool  # whether there are others than the inbox
 
+    def detach(self, to: Party, frame: Frame) -> None:
+        """What the user does with arrays from now on is not to change a frame, which is sent soon."""
+
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         """Send a message. CalleeDied if the party is known to be gone, CallTimeout if it could not be sent."""
 

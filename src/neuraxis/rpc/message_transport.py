@@ -8,19 +8,19 @@ has no place waits in a queue, and is refused when that is full.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from neuraxis.comm.objects import Unreadable
-from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
+from neuraxis.errors import CallCancelled, NeuraxisError
 from neuraxis.mesh.turns import Turns
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX, Lane, Line
 from neuraxis.rpc.messages import Head, Kind, read_head
-from neuraxis.rpc.pending import Pending
+from neuraxis.rpc.once import Standing
+from neuraxis.rpc.pending import GivenUp, Pending, too_slow, wait_for_reply
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
@@ -31,6 +31,7 @@ __all__ = ["MessageTransport"]
 _log = logging.getLogger("neuraxis.rpc")
 _MOST_WAITING = 1000  # calls that have no place yet
 _REPLY_S = 30.0  # for sending a reply
+_CONTROL_S = 10.0  # for sending what is told to one that may be stopped
 _CLOSE_S = 0.5  # for threads; functions that run have been waited for
 
 
@@ -42,7 +43,8 @@ class MessageTransport:
         self.me = line.me
         self.largest = line.largest
         self._lanes: list[Lane] = []  # that nobody uses now
-        self._pending = Pending(line)
+        self._given_up = GivenUp()
+        self._pending = Pending(line, self._given_up)
         self._threads = Threads("neuraxis rpc")
         self._turns = Turns(line.quick_s)
         self._waiting: deque[tuple[Any, Head]] = deque()
@@ -66,40 +68,60 @@ class MessageTransport:
 
     def refuse(self) -> None:
         self._refuses = True
+        while self._waiting:
+            try:
+                frame, head = self._waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._refuse(frame, head, "it is shutting down")
+
+    def _refuse(self, frame: Any, head: Head, why: str) -> None:
+        self._reply(head, self._server.refuse(head, why, frame))
 
     def _read(self) -> None:
         turns = self._turns
         turns.take()
-        while not self._closed:
-            frame = self._line.receive()
-            if frame is None:
-                break
-            began = turns.begin()
-            try:
-                self._take(frame, read_head(frame))
-            except Unreadable as error:
-                _log.warning("rpc: %s", error)
-            except BaseException:
-                _log.warning("rpc: an answer could not be given", exc_info=True)
-            turns.end(began)
-        turns.leave()
+        try:
+            while not self._closed:
+                frame = self._line.receive()
+                if frame is None:
+                    break
+                began = turns.begin()
+                try:
+                    self._take(frame, read_head(frame))
+                except Unreadable as error:
+                    _log.warning("rpc: %s", error)
+                except BaseException:
+                    _log.warning("rpc: an answer could not be given", exc_info=True)
+                turns.end(began)
+        finally:
+            turns.leave()  # however this thread ends, another one listens
 
     def _take(self, frame: Any, head: Head) -> None:
         if head.kind == Kind.REPLY:
             if head.life == self.me.life:  # else it is for a process that had this name before
-                self._pending.complete(head.number, frame)
+                if not self._pending.complete(head.number, frame):
+                    self._drop(frame, head)
+            return
+        if head.kind == Kind.BYE:
+            self._line.left(head.sender)
+            self._server.once.forget(head.sender)
+            return
+        if head.kind not in (Kind.CALL, Kind.CONTROL):
+            raise Unreadable(f"what came is of kind {head.kind}, which is not known here")
+        standing = self._server.begin(head)
+        if standing is Standing.UNDER_WAY:
+            return  # who asked waits for the answer to its first request: it is the answer to this one, too
+        if isinstance(standing, Frame):
+            self._reply(head, standing)
         elif head.kind == Kind.CONTROL:
             self._reply(head, self._server.control(frame, head))
-        elif head.kind == Kind.BYE:
-            self._line.left(head.sender)
-        elif head.kind != Kind.CALL:
-            raise Unreadable(f"what came is of kind {head.kind}, which is not known here")
         elif self._refuses:
-            self._reply(head, self._server.refuse(head, "it is shutting down"))
+            self._refuse(frame, head, "it is shutting down")
         elif self._pool.try_enter():
             self._run(frame, head)
         elif len(self._waiting) >= _MOST_WAITING:
-            self._reply(head, self._server.refuse(head, f"{_MOST_WAITING:,} calls are waiting"))
+            self._refuse(frame, head, f"{_MOST_WAITING:,} calls are waiting")
         else:
             self._waiting.append((frame, head))
             self._run_waiting()  # a place may have become free in between
@@ -114,6 +136,8 @@ class MessageTransport:
             self._run_waiting()
 
     def _run_waiting(self) -> None:
+        if self._refuses:
+            self.refuse()
         while self._waiting and self._pool.try_enter():
             try:
                 frame, head = self._waiting.popleft()
@@ -136,31 +160,18 @@ class MessageTransport:
 
     def call(self, request: Request) -> Any:
         if not self._line.has_lanes:
-            return self._call_by_inbox(request)
+            return wait_for_reply(self.start, request)
         try:
             lane = self._lanes.pop()
         except IndexError:
             lane = self._line.lane()
         try:
             return self._call_in(lane, request)
+        except BaseException:
+            self._given_up.add(request.number)
+            raise
         finally:
             self._lanes.append(lane)
-
-    def _call_by_inbox(self, request: Request) -> Any:
-        """Wait for a reply that another thread reads."""
-        outcome: list[Any] = []
-        came = threading.Event()
-
-        def done(reply: Any, error: BaseException | None) -> None:
-            outcome.extend((reply, error))
-            came.set()
-
-        self.start(request, done)
-        came.wait()  # it comes within the request's time: see `Pending`
-        reply, error = outcome
-        if error is not None:
-            raise error
-        return reply
 
     def _call_in(self, lane: Lane, request: Request) -> Any:
         line, to, number = self._line, request.to, request.number
@@ -174,12 +185,12 @@ class MessageTransport:
             if reply is not None:
                 if self._answers(reply, number, to):
                     return reply
-                continue  # one that came too late for who used this lane before
+                continue
             left = deadline - time.monotonic()
             if self._closed:
                 raise CallCancelled("this context was shut down during the call", to.name)
             if left <= 0:
-                raise CallTimeout(f"{to.name!r} has not answered within {request.timeout:g} s", to.name)
+                raise too_slow(request)
             if line.look(to, mark):
                 mark = line.mark(to)
                 line.send(to, INBOX, frame, left)
@@ -191,15 +202,26 @@ class MessageTransport:
         except Unreadable as error:
             _log.warning("rpc: %s", error)
             return False
-        return (head.kind, head.number, head.life, head.sender) == (Kind.REPLY, number, self.me.life, to)
+        if (head.kind, head.life) != (Kind.REPLY, self.me.life):
+            return False
+        if (head.number, head.sender) == (number, to):
+            return True
+        self._drop(reply, head)  # it came too late for who used this lane before
+        return False
+
+    def _drop(self, reply: Any, head: Head) -> None:
+        """A reply that nobody waits for: the second one to a request that was sent twice, or one that came too late."""
+        if self._given_up.take(head.number):
+            self._server.discard(reply, head)
 
     def start(self, request: Request, done: Done) -> None:
         frame = request.write(INBOX)
-        frame.joined()  # what the user does with arrays from now on is not to change it
+        self._line.detach(request.to, frame)
         mark = self._line.mark(request.to)
         self._pending.add(request, frame, mark, done)
         try:
-            self._line.send(request.to, INBOX, frame, request.timeout)
+            limit = min(request.timeout, _CONTROL_S) if request.is_control else request.timeout
+            self._line.send(request.to, INBOX, frame, limit)
         except NeuraxisError as error:
             self._pending.fail(request.number, error)
 

@@ -1,13 +1,14 @@
 """What callers and callees say to each other: a head of fixed form, by which a message finds its way, and a value.
 
-A frame is the head, the sender's name, a table of the arrays that lie beside, the value in msgpack, and the arrays'
-bytes (see `values`).
+A frame is the head, the sender's name, the numbers of requests that are still open, a table of the arrays that lie
+beside, the value in msgpack, and the arrays' bytes (see `values`).
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from neuraxis.comm.objects import Unreadable
@@ -23,10 +24,9 @@ __all__ = [
     "read_head",
     "read_reply",
     "read_request",
-    "with_pieces_apart",
 ]
 
-_HEAD = struct.Struct("<BBHIIIQQQQ")
+_HEAD = struct.Struct("<BBHHIIIQQQQ")
 
 
 class Kind(enum.IntEnum):
@@ -45,7 +45,7 @@ class Operation(enum.IntEnum):
     MAKE = 2  # an object, by a factory's name
     METHOD = 3  # of an object: `args[0]` is its number
     HOLD = 4  # count one more holder of an object: number, name, life
-    RELEASE = 5  # one less
+    RELEASE = 5  # one less: number, name, life
     CANCEL = 6  # do not begin a call that has not begun: its number
     DONE = 7  # this rank has no more calls to make
 
@@ -59,11 +59,11 @@ class Head(NamedTuple):
     Attributes:
         lane: where the reply is waited for: a number of the caller's.
         number: of the request, and of its reply; a caller gives each number once, in rising order.
-        settled: the caller waits for no reply to a request of a lower number any more.
+        settled: the caller waits for no reply to a request of a lower number any more, but for `still_open`.
         life: which process of the receiver's name is meant: a later one must not run it.
         sender: who says it.
         table, body, end: where in the frame the table begins, the value, and what lies beside.
-        apart: how many pieces of it come as messages of their own.
+        still_open: numbers below `settled`, in rising order.
     """
 
     kind: int
@@ -75,14 +75,24 @@ class Head(NamedTuple):
     table: int
     body: int
     end: int
-    apart: int
+    still_open: tuple[int, ...] = ()
 
 
 def pack_head(
-    kind: int, lane: int, number: int, settled: int, life: int, sender: Party, table_bytes: int, body_bytes: int
+    kind: int,
+    lane: int,
+    number: int,
+    settled: int,
+    life: int,
+    sender: Party,
+    table_bytes: int,
+    body_bytes: int,
+    still_open: Sequence[int] = (),
 ) -> bytes:
     name = sender.name.encode()
-    return _HEAD.pack(kind, 0, len(name), lane, table_bytes, body_bytes, number, settled, life, sender.life) + name
+    count = len(still_open)
+    head = _HEAD.pack(kind, 0, len(name), count, lane, table_bytes, body_bytes, number, settled, life, sender.life)
+    return head + name + struct.pack(f"<{count}Q", *still_open) if count else head + name
 
 
 def read_head(frame: Any) -> Head:
@@ -90,24 +100,19 @@ def read_head(frame: Any) -> Head:
     if frame.__class__ is Frame:
         frame = frame.start
     try:
-        kind, apart, name_bytes, lane, table_bytes, body_bytes, number, settled, life, sender_life = _HEAD.unpack_from(
-            frame
+        kind, _, name_bytes, count, lane, table_bytes, body_bytes, number, settled, life, sender_life = (
+            _HEAD.unpack_from(frame)
         )
-        table = _HEAD.size + name_bytes
-        sender = Party(bytes(frame[_HEAD.size : table]).decode(), sender_life)
+        name_end = _HEAD.size + name_bytes
+        sender = Party(bytes(frame[_HEAD.size : name_end]).decode(), sender_life)
+        still_open = struct.unpack_from(f"<{count}Q", frame, name_end) if count else ()
     except (struct.error, UnicodeDecodeError, TypeError) as error:
         raise Unreadable(f"what came is not a message: {error}") from None
+    table = name_end + 8 * count
     body = table + table_bytes
     if body + body_bytes > len(frame):
         raise Unreadable(f"a frame has {len(frame)} bytes, and should have {body + body_bytes} at least")
-    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes, apart)
-
-
-def with_pieces_apart(start: bytes, pieces: int) -> bytearray:
-    """The small part of a frame whose pieces are sent as messages of their own."""
-    marked = bytearray(start)
-    marked[1] = pieces
-    return marked
+    return Head(kind, lane, number, settled, life, sender, table, body, body + body_bytes, still_open)
 
 
 _REQUEST = [int, str, list, dict]

@@ -20,28 +20,40 @@ class Pool:
 
     def __init__(self, places: int, given_back: Callable[[bool], None]) -> None:
         self._free = places
+        self._queued = 0  # threads that wait for a place
         self._waiting = 0
         self._most_waiting = 0
         self._given_back = given_back
         self._changed = threading.Condition(threading.Lock())
         self._mine = threading.local()
         self._inside = 0  # functions that have begun and not ended, waiting ones included
+        self.closed = False
 
     def try_enter(self) -> bool:
-        """Take a place, if there is one."""
+        """Take a place, if there is one that nobody waits for."""
         with self._changed:
-            if self._free <= 0:
+            if self._free <= self._queued:
                 return False
-            self._free -= 1
-            self._inside += 1
-        self._mine.depth = getattr(self._mine, "depth", 0) + 1
+            self._take()
         return True
 
-    def enter(self) -> None:
-        """Wait for a place."""
-        while not self.try_enter():
-            with self._changed:
-                self._changed.wait_for(lambda: self._free > 0)
+    def enter(self, timeout: float) -> bool:
+        """Wait for a place; False where there was none in time, or there will be none."""
+        with self._changed:
+            self._queued += 1
+            try:
+                self._changed.wait_for(lambda: self._free > 0 or self.closed, timeout)
+                if self.closed or self._free <= 0:
+                    return False
+                self._take()
+            finally:
+                self._queued -= 1
+        return True
+
+    def _take(self) -> None:
+        self._free -= 1
+        self._inside += 1
+        self._mine.depth = getattr(self._mine, "depth", 0) + 1
 
     def leave(self) -> None:
         self._mine.depth -= 1
@@ -52,24 +64,34 @@ class Pool:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what waits for another call: another function has the place of this thread meanwhile."""
+        """Around what waits for another call: another function has the place of this thread meanwhile.
+
+        A thread that waits for several (in one call for another that it needs, or in asyncio) gives one place back.
+        """
         if not getattr(self._mine, "depth", 0):
             yield
             return
+        self._mine.waits = getattr(self._mine, "waits", 0) + 1
+        try:
+            if self._mine.waits == 1:
+                self._give_back()
+            yield
+        finally:
+            self._mine.waits -= 1
+            if not self._mine.waits:
+                with self._changed:
+                    # It goes on at once, though another may have its place: whoever has that may be waiting for it.
+                    self._waiting -= 1
+                    self._free -= 1
+
+    def _give_back(self) -> None:
         with self._changed:
             self._free += 1
             self._waiting += 1
             more = self._waiting > self._most_waiting
             self._most_waiting = max(self._waiting, self._most_waiting)
             self._changed.notify_all()
-        try:
-            self._given_back(more)
-            yield
-        finally:
-            with self._changed:
-                # It goes on at once, though another may have its place: whoever has that may be waiting for it.
-                self._waiting -= 1
-                self._free -= 1
+        self._given_back(more)
 
     def wait_until_empty(self, patience_s: float) -> bool:
         """Wait for functions that run; whether all have ended. One that runs in this thread is not waited for."""
@@ -77,3 +99,9 @@ class Pool:
         deadline = time.monotonic() + patience_s
         with self._changed:
             return self._changed.wait_for(lambda: self._inside <= own, max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Nobody who waits for a place gets one any more."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()

@@ -38,8 +38,11 @@ class Registry:
         entry = _Entry(function, factory or inspect.isclass(function))
         with self._lock:
             known = self._entries.get(name)
-            if known is not None and not _is_same(known.function, function):
-                raise InvalidArgument(f"{name!r} is registered already, for {known.function!r}: take another name")
+            if known is not None and not _is_same(known, entry):
+                raise InvalidArgument(
+                    f"{name!r} is registered already, for {_place_of(known.function)}, and cannot stand for "
+                    f"{_place_of(function)} as well: take another name"
+                )
             self._entries[name] = entry
 
     def function(self, name: str) -> Callable[..., Any] | None:
@@ -63,12 +66,40 @@ class Registry:
         return entry
 
 
-def _is_same(known: Callable[..., Any], function: Callable[..., Any]) -> bool:
+def _is_same(one: _Entry, other: _Entry) -> bool:
     """Whether it is the same one, perhaps loaded anew: a module can be imported twice, as a script and by name."""
-    if known is function:
+    known, function = one.function, other.function
+    if one.makes_objects != other.makes_objects:
+        return False
+    if known == function:
         return True
+    if getattr(known, "__self__", None) is not None or getattr(function, "__self__", None) is not None:
+        return False  # methods of two objects
     names = [getattr(one, "__qualname__", "") for one in (known, function)]
-    return names[0] == names[1] != "" and "<" not in names[0]
+    if names[0] != names[1] or not names[0] or "<" in names[0]:
+        return False
+    return getattr(known, "__module__", None) == getattr(function, "__module__", "") or (
+        _file_of(known) == _file_of(function) != ""
+    )
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except (TypeError, OSError, ValueError):  # of a built-in one, for example
+        return ""
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    """What it is and where it is, for who reads an error."""
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        return repr(function)
+    name = f"{getattr(function, '__module__', None) or 'builtins'}.{name}"
+    file = _file_of(function)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = f":{code.co_firstlineno}" if code is not None else ""
+    return f"{name} ({file}{line})" if file else name
 
 
 everywhere = Registry()

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ __all__ = ["TensorPipeTransport", "open_tensorpipe"]
 _MOST_WAITING = 1000
 _DEATH_S = 1.0  # a dying process closes its connections a moment before it counts as dead
 _FAREWELL_S = 2.0
+_START_S = 30.0  # between the agent's start and ours
 _CLOSE_S = 0.5
 
 
@@ -94,13 +96,14 @@ class TensorPipeTransport(FixedRanks):
             self._left.add(self._ranks.get(head.sender.name, -1))
             answer.set_result(torch.empty(0, dtype=torch.uint8))
             return
-        self._ready.wait()
+        if not self._ready.wait(_START_S):
+            raise RuntimeError("this process does not begin to serve")
         if head.kind == Kind.CONTROL:
             answer.set_result(_tensor(self._server.control(frame, head)))
         elif self._refuses:
-            answer.set_result(_tensor(self._server.refuse(head, "it is shutting down")))
+            answer.set_result(_tensor(self._server.refuse(head, "it is shutting down", frame)))
         elif len(self._waiting) >= _MOST_WAITING:
-            answer.set_result(_tensor(self._server.refuse(head, f"{_MOST_WAITING:,} calls are waiting")))
+            answer.set_result(_tensor(self._server.refuse(head, f"{_MOST_WAITING:,} calls are waiting", frame)))
         else:
             self._waiting.append((frame, head, answer))
             self._threads.run(self._run_waiting)
@@ -164,23 +167,23 @@ class TensorPipeTransport(FixedRanks):
     # --- to end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        global _current
+        try:
+            self._say_bye()
+        finally:
+            self._closed = True
+            self._threads.close(_CLOSE_S)
+            _end_agent(self)
+
+    def _say_bye(self) -> None:
         bye = _tensor(Frame(pack_head(Kind.BYE, INBOX, 0, 0, LIFE, self.me, 0, 0)))
-        told = [
-            rpc.rpc_async(name, _serve_here, args=(bye,), timeout=_FAREWELL_S)
-            for rank, name in enumerate(self._names)
-            if rank != self._rank and not self._is_lost(rank)
-        ]
+        others = [name for rank, name in enumerate(self._names) if rank != self._rank and not self._is_lost(rank)]
+        told = []
+        for name in others:
+            with suppress(RuntimeError):  # it is gone, or torch's agent is
+                told.append(rpc.rpc_async(name, _serve_here, args=(bye,), timeout=_FAREWELL_S))
         for future in told:
-            try:
+            with suppress(RuntimeError):
                 future.wait()
-            except RuntimeError:
-                pass  # it is gone
-        self._closed = True
-        self._threads.close(_CLOSE_S)
-        rpc.shutdown(graceful=False)
-        self._watch.close()
-        _current = None
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
@@ -225,9 +228,18 @@ def open_tensorpipe(world: World, init_method: str | None, timeout: float, name:
             _start_agent(transport.me.name, rank, size, hellos[0].meeting, timeout)
             meeting.exchange(b"started")  # the folder is rank 0's, and goes when it leaves
         except BaseException:
-            _current = None
+            _end_agent(transport)
             raise
     return transport
+
+
+def _end_agent(transport: TensorPipeTransport) -> None:
+    """End torch's agent, whatever state it is in; another can be started then."""
+    global _current
+    _current = None
+    transport._watch.close()
+    if rpc._is_current_rpc_agent_set():
+        rpc.shutdown(graceful=False)
 
 
 def _start_agent(name: str, rank: int, size: int, meeting: str, timeout: float) -> None:

@@ -4,45 +4,36 @@ They are published, not asked as questions: a published message and one that ans
 question of Zenoh's. What a question would tell (nobody is there, it has ended) the presence of nodes tells as well.
 
 What is published while a link is cut (a router is restarted) is lost. So when a callee that was out of sight is seen
-again, what was asked is asked again; who answers knows its number, and runs it once.
-
-That a node is no longer seen means that it left, died, was stopped, or that a link is gone. Who leaves says so. A
-process of this machine can be looked at: the return of one that is stopped is waited for until the call's deadline. Any
-other that is not seen gets a few seconds; and as long as this node is itself cut off from its router, nobody counts as
-dead.
+again, what was asked is asked again; who answers knows its number, and runs it once. A callee that was here, is out of
+sight and may come back can be called: the call waits for it.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch
-from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone
+from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, NeuraxisError
 from neuraxis.mesh import Node, Peer, Topology
-from neuraxis.mesh.keys import serve_key
+from neuraxis.mesh.keys import call_key
 from neuraxis.mesh.topology import LARGEST_MESSAGE
 from neuraxis.rpc.frames import Frame
-from neuraxis.rpc.line import INBOX
+from neuraxis.rpc.lent_arrays import LentArrays
+from neuraxis.rpc.line import INBOX, Lane
 from neuraxis.rpc.messages import Kind, pack_head
+from neuraxis.rpc.sight import Sight
 from neuraxis.rpc.transport import Party
+from neuraxis.rpc.zenoh_lanes import Lanes
+from neuraxis.rpc.zenoh_outlets import Outlets
 
 __all__ = ["ZenohLine"]
 
 _ROLE = "rpc"
-_POLL_S = 2e-4  # quick answers come within this, and to wake a thread takes about as long
-_LONGEST_NAP_S = 2e-3
-_LOOK_S = 0.05  # how long a lane is read in a row
-_RETURN_S = 3.0  # how long a node elsewhere may be out of sight until it counts as dead
 _WAIT_S = 0.02
 _INBOX_MESSAGES = 10_000
-_MOST_PUBLISHERS = 1000
 _ENVELOPE = 4096  # room for what the mesh adds to a message
 
 
@@ -51,27 +42,26 @@ class ZenohLine:
 
     largest = LARGEST_MESSAGE - _ENVELOPE
     has_lanes = True
-    quick_s = 3e-4
+    quick_s = 5e-4  # a call with a megabyte takes 0.3 ms: to wake another thread for each costs more than it gains
 
     def __init__(self, name: str, mesh: str, topology: Topology | None, rank: int = -1) -> None:
+        import zenoh
+
         roles = (_ROLE,) if rank < 0 else (_ROLE, _rank_role(rank))
         self._node = Node(name, role=_ROLE, mesh=mesh, topology=topology, roles=roles, announce=False)
         self.me = Party(self._node.name, self._node.incarnation)
         self._rank = rank
-        self._lock = threading.Lock()
         self._mine = threading.local()
-        self._publishers: dict[tuple[Party, int], Any] = {}
-        self._found: dict[int | str, Party] = {}
-        self._known: dict[Party, Peer] = {}  # all that were ever seen and are not known to be dead
-        self._arrivals: dict[Party, int] = {}  # of those that are in sight: the number of their coming
-        self._unseen: dict[Party, float] = {}  # since when the others are not
-        self._left: set[Party] = set()  # that have said good-bye
-        self._coming = itertools.count(1)
-        self._lane_numbers = itertools.count(INBOX + 1)
-        self._host = socket.gethostname()
+        self._sight = Sight(self._node)
+        self._outlets = Outlets(self._publisher)
+        self._lent = LentArrays(self.largest)
+        self._found: dict[int | str, Party] = {}  # of those that are in sight
+        self._lanes = Lanes(self._node.session, self._own_key, self._message)
         self._node.on_join(self._see)
         self._node.on_leave(self._lose)
-        self._inbox = self._subscriber(INBOX, _INBOX_MESSAGES)
+        # Where it is full, the session is held up, and so are those that send: nothing of it may be dropped.
+        channel: Any = zenoh.handlers.FifoChannel(_INBOX_MESSAGES)
+        self._inbox = self._node.session.declare_subscriber(self._own_key(INBOX), channel)
         self._receive = self._inbox.handler.recv
 
     def open(self) -> None:
@@ -87,16 +77,21 @@ class ZenohLine:
         if dst == self.me.name or (dst == self._rank and self._rank >= 0):
             return self.me
         peer = self._look_up(dst)
+        if peer is None:
+            name, role = (dst, _ROLE) if isinstance(dst, str) else (None, _rank_role(dst))
+            missing = self._sight.may_return(name, role)
+            if missing is not None:
+                return missing
         if peer is None or not peer.has_role(_ROLE):
             who = f"rank {dst}" if isinstance(dst, int) else f"{dst!r}"
             why = "there is no such node" if peer is None else "that node takes no calls"
             where = f"on the mesh {self._node.mesh!r} (here are {', '.join(self.names())})"
             raise CalleeGone(f"{who} cannot be called: {why} {where}", str(dst))
-        party = Party(peer.name, peer.incarnation)
-        with self._lock:
-            self._known.setdefault(party, peer)
-            if party in self._arrivals:
-                self._found[dst] = party
+        party = self._sight.meet(peer)
+        if self._sight.arrival(party) is not None:
+            self._found[dst] = party
+            if self._sight.arrival(party) is None:  # in between
+                self._found.pop(dst, None)
         return party
 
     def _look_up(self, dst: int | str) -> Peer | None:
@@ -118,79 +113,65 @@ class ZenohLine:
         return missing
 
     def _see(self, peer: Peer) -> None:
-        party = Party(peer.name, peer.incarnation)
-        with self._lock:
-            self._known[party] = peer
-            self._arrivals[party] = next(self._coming)
-            self._unseen.pop(party, None)
-            self._found.clear()
+        self._sight.see(peer)
+        self._found.clear()
 
     def _lose(self, peer: Peer) -> None:
-        party = Party(peer.name, peer.incarnation)
-        with self._lock:
-            self._arrivals.pop(party, None)
-            self._unseen[party] = time.monotonic()
-            self._found.clear()
-            past = [key for key in self._publishers if key[0] == party]
-            publishers = [self._publishers.pop(key) for key in past]
-        for publisher in publishers:
-            publisher.undeclare()
+        party = self._sight.lose(peer)
+        self._found.clear()
+        self._outlets.drop(party)
+        self._lent.drop(party)
 
     def is_gone(self, party: Party) -> bool:
-        if party == self.me or party in self._arrivals or self._sees(party):
-            return False
-        if self._node.closed or not self._node.connected:
-            return False
-        if party in self._left:
-            return True
-        peer = self._known.get(party)
-        state = _state_of(peer.pid) if peer is not None and peer.host == self._host else ""
-        if state in ("stopped", "dead"):
-            return state == "dead"
-        return time.monotonic() > self._unseen.setdefault(party, time.monotonic()) + _RETURN_S
+        return party != self.me and self._sight.is_gone(party)
 
     def left(self, party: Party) -> None:
-        self._left.add(party)
-
-    def _sees(self, party: Party) -> bool:
-        return any(peer.incarnation == party.life for peer in self._node.lives(party.name))
+        self._sight.left(party)
 
     def mark(self, to: Party) -> int:
-        return self._arrivals.get(to, 0)
+        """The number of its coming; 0: it is out of sight, and nothing that is sent now reaches it."""
+        arrival = self._sight.arrival(to)
+        return arrival if arrival is not None else -1 if self._sight.sees(to) else 0
 
     def look(self, to: Party, mark: int) -> bool:
-        arrival = self._arrivals.get(to)
+        arrival = self._sight.arrival(to)
         if arrival is not None:
             return arrival != mark
-        if self.is_gone(to) or self._node.lives(to.name):
-            if not self._sees(to):
-                raise CalleeDied(
-                    f"{to.name!r} died, left or was cut off during the call: it may or may not have run", to.name
-                )
+        if (self._sight.is_gone(to) or self._node.lives(to.name)) and not self._sight.sees(to):
+            if mark == 0:
+                raise CalleeGone(f"{to.name!r} cannot be called: it was out of sight, and is gone", to.name)
+            raise CalleeDied(
+                f"{to.name!r} died, left or was cut off during the call: it may or may not have run", to.name
+            )
         return False
 
     # --- messages ---------------------------------------------------------------------------------------------
 
+    def detach(self, to: Party, frame: Frame) -> None:
+        self._lent.detach(to, frame)
+
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
-        publisher = self._publishers.get((to, lane))
         try:
-            if publisher is None:
-                publisher = self._publisher(to, lane)
-            publisher.put(self._payload(frame) if lane == INBOX else frame.joined())
+            note = self._lent.lend(to, frame)
+            if self._outlets.must_not_wait(to, lane, len(frame), timeout):
+                self._outlets.put_within(timeout, to, lane, frame.joined(), note)
+            else:
+                self._outlets.put(to, lane, self._payload(frame), note)
+        except NeuraxisError:
+            raise
         except Exception as error:
             if self._node.closed:
                 raise CallCancelled("this context was shut down during the call", to.name) from None
-            if (to, lane) not in self._publishers:
-                return  # it went out of sight this moment: see `look`
             raise CalleeDied(f"{to.name!r} cannot be reached: {error}", to.name) from error
 
     def _payload(self, frame: Frame) -> bytes | bytearray:
-        """A request as Zenoh takes it, which copies it.
+        """A message as Zenoh takes it, which copies it.
 
         Who waits for a reply is likely to ask again for as much: memory that is used again need not be taken from the
-        system, page by page, which takes longer than to fill it.
+        system, page by page, which takes longer than to fill it. A reply may have to be sent again when the function
+        that it comes from has changed its array.
         """
-        if not frame.pieces:
+        if not frame.pieces or frame.start[0] == Kind.REPLY:
             return frame.joined()
         memory: bytearray | None = getattr(self._mine, "memory", None)
         if memory is None or len(memory) != len(frame):
@@ -201,93 +182,62 @@ class ZenohLine:
     def _publisher(self, to: Party, lane: int) -> Any:
         import zenoh
 
-        key = serve_key(self._node.mesh, to.name, f"rpc/{lane}")
-        publisher = self._node.session.declare_publisher(
-            key,
+        return self._node.session.declare_publisher(
+            call_key(self._node.mesh, to.name, lane),
             congestion_control=zenoh.CongestionControl.BLOCK,
             reliability=zenoh.Reliability.RELIABLE,
             express=True,
         )
-        with self._lock:
-            if len(self._publishers) >= _MOST_PUBLISHERS:
-                self._publishers.pop(next(iter(self._publishers))).undeclare()
-            return self._publishers.setdefault((to, lane), publisher)
 
     def receive(self) -> Any:
         try:
-            return self._receive().payload.to_bytes()
+            sample = self._receive()
         except Exception:  # undeclared, or the session is closed
             return None
+        return self._message(sample)
 
-    def lane(self) -> _ZenohLane:
-        number = next(self._lane_numbers)
-        return _ZenohLane(number, self._subscriber(number, 100))
+    def _message(self, sample: Any) -> Any:
+        note = sample.attachment
+        content = sample.payload.to_bytes()
+        return content if note is None else self._lent.received(content, note.to_bytes())
 
-    def _subscriber(self, lane: int, messages: int) -> Any:
-        import zenoh
+    def lane(self) -> Lane:
+        return self._lanes.lane()
 
-        key = serve_key(self._node.mesh, self.me.name, f"rpc/{lane}")
-        # A ring: where nobody reads, the session is not held up.
-        return self._node.session.declare_subscriber(key, zenoh.handlers.RingChannel(messages))
+    def _own_key(self, lane: int) -> str:
+        return call_key(self._node.mesh, self.me.name, lane)
 
     # --- to end -----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         bye = pack_head(Kind.BYE, INBOX, 0, 0, 0, self.me, 0, 0)
-        for party in list(self._arrivals):
+        for party in self._sight.all_in_sight():
             try:
-                self._node.session.put(serve_key(self._node.mesh, party.name, f"rpc/{INBOX}"), bye, express=True)
+                self._node.session.put(call_key(self._node.mesh, party.name, INBOX), bye, express=True)
             except Exception:  # the session may be closed already
                 break
+        self._lanes.stop()
         try:
             self._inbox.undeclare()
         except Exception:  # the session may be closed already
             pass
 
     def close(self) -> None:
-        self._node.close()
+        with ExitStack() as last_first:
+            last_first.callback(self._node.close)
+            last_first.callback(self._drain)
+            last_first.callback(self._lanes.close)
+            last_first.callback(self._lent.close)
+            last_first.callback(self._outlets.close)
 
-
-class _ZenohLane:
-    """A key of this node's, for replies to one thread at a time."""
-
-    def __init__(self, number: int, subscriber: Any) -> None:
-        self.number = number
-        self._subscriber = subscriber  # which ends with its session
-        self._receive = subscriber.handler.try_recv
-
-    def receive(self, source: Party, timeout: float) -> Any:
-        receive, monotonic, give_way = self._receive, time.monotonic, os.sched_yield
+    def _drain(self) -> None:
+        """Let go a session that is held up by a full inbox, which nobody reads any more."""
         try:
-            sample = receive()
-            begun = now = monotonic()
-            while sample is None and now < begun + _POLL_S:
-                give_way()
-                sample = receive()
-                now = monotonic()
-            end = begun + min(timeout, _LOOK_S)
-            while sample is None and now < end:
-                time.sleep(min(_LONGEST_NAP_S, (now - begun) / 16))
-                sample = receive()
-                now = monotonic()
-        except Exception:  # the session is closed
-            return None
-        return None if sample is None else sample.payload.to_bytes()
+            while self._inbox.handler.try_recv() is not None:
+                pass
+        except Exception:  # it is undeclared and empty
+            pass
 
 
 def _rank_role(rank: int) -> str:
     return f"rpc-rank-{rank}"
-
-
-def _state_of(pid: int) -> str:
-    """Whether a process of this machine is "dead", "stopped" or "" (neither, as far as can be seen)."""
-    watch = ProcessWatch({0: ProcessIdentity(pid, 0)})
-    try:
-        if watch.ended():  # also one that has ended and was not yet buried
-            return "dead"
-    finally:
-        watch.close()
-    try:
-        return "stopped" if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt" else ""
-    except (OSError, IndexError):
-        return ""

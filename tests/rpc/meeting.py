@@ -1,0 +1,44 @@
+"""Contexts of one test that meet on a mesh of their own, and waiting until something is so."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from neuraxis.rpc import RpcContext
+
+__all__ = ["Join", "meeting", "until"]
+
+Join = Callable[..., RpcContext]
+_meshes = itertools.count()
+
+
+@contextmanager
+def meeting() -> Iterator[Join]:
+    """Opens contexts by name, with functions that they serve, all of which see each other. All are shut down."""
+    mesh = f"rpc-meeting-{os.getpid()}-{next(_meshes)}"
+    contexts: dict[str, RpcContext] = {}
+    with ExitStack() as stack:
+
+        def join(name: str, functions: dict[str, Any] | None = None, **options: Any) -> RpcContext:
+            context = RpcContext(name=name, **{"mesh": mesh, "timeout": 20.0, **options})
+            for title, function in (functions or {}).items():
+                context.register_function(title, function)
+            stack.enter_context(context)
+            assert context.wait_for(contexts, 20) == []
+            assert all(other.wait_for([name], 20) == [] for other in contexts.values() if other.is_initialized)
+            contexts[name] = context
+            return context
+
+        yield join
+
+
+def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
