@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,14 +20,22 @@ import dask
 import msgspec
 import pyarrow.parquet
 import pytest
+from distributed import Security
 from matplotlib.figure import Figure
 
 from neuraxis.brain import BrainBuilder, write_spec
 from neuraxis.cli.run import run as run_app
+from neuraxis.cli.sweep import _tell
 from neuraxis.cli.sweep import sweep as sweep_app
+from neuraxis.cluster import DaskCluster
+from neuraxis.cluster.software import as_code
 from neuraxis.engine.warm import warm_up
+from neuraxis.observe.sweep import SweepRun
+from neuraxis.observe.sweep_cell import run_cell
+from neuraxis.observe.sweep_plan import Cell
+from neuraxis.version import __version__
 from tests.brain.test_brain import small
-from tests.cluster.conftest import helpers_of_dask, others_in  # noqa: F401 - the first is a fixture
+from tests.cluster.conftest import helpers_of_dask, keys_in, others_in  # noqa: F401 - the first is a fixture
 from tests.crew.nursery import SEARCH_PATH
 
 LIMIT_S = 60
@@ -108,6 +117,10 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert [row["seed"] for row in larger["rows"]] == [1, 2, 7, 1, 2, 7]
     for name, changed in times.items():
         assert Path("grid.csv.cells", name).stat().st_mtime_ns == changed
+    # What is kept is forgotten when the cluster is there, and not before.
+    nowhere = ["--scheduler", "tcp://127.0.0.1:1", "--connect-timeout-s", 0.2]
+    assert call(sweep_app, *words, "--seeds", 2, "--fresh", *nowhere) == 2
+    assert times.keys() <= {path.name for path in Path("grid.csv.cells").glob("*.json")}
 
 
 def _with_neurons(count):
@@ -134,6 +147,7 @@ def test_a_task_two_threads_and_parquet(here, capsys):
 
 REGION = """
 import os
+import time
 from pathlib import Path
 
 
@@ -149,12 +163,15 @@ def create(config, device):
         if config["word"] == "fails":
             raise RuntimeError("not in the mood")
         if config["word"] == "dies":
+            # Not before the others' results are kept: what is not fetched when its worker dies is computed again.
+            kept, until = Path(config["mark"]).parent / "sweep.csv.cells", time.monotonic() + 20
+            while len(list(kept.glob("*.json"))) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
             os._exit(1)
     return Moody()
 """
 
 
-@pytest.mark.alone  # a result that is not fetched yet when its worker dies is computed again
 def test_cells_that_fail_are_told_and_can_be_tried_again(here, capsys):
     (here / "moody.py").write_text(REGION)
     builder = BrainBuilder("moody").sensor("cue", 4).python_region("mood", "moody:create")
@@ -256,6 +273,46 @@ def test_on_a_cluster_of_others(here, capsys):
     assert "no Dask scheduler answers there within 1 s" in capsys.readouterr().err
 
 
+def test_workers_unlike_this_program_are_named_and_none_is_waited_for_for_ever(here, capsys):
+    keys = keys_in(here)
+    Path("none").mkdir()
+    Path("none", "neuraxis.py").write_text("raise ModuleNotFoundError(\"No module named 'neuraxis'\")\n")
+    Path("old", "neuraxis").mkdir(parents=True)
+    Path("old", "neuraxis", "__init__.py").touch()
+    Path("old", "neuraxis", "version.py").write_text("__version__ = '0.0.1'\n")
+    with others_in(here, keys) as others:
+        others.start_scheduler()
+        where = ["--scheduler", others.address, "--tls-ca", keys.ca, "--tls-cert", keys.certificate]
+        words = ["brain.toml", "--time-ms", 20, *where, "--tls-key", keys.key]
+        unlike = [others.start_worker(str(here / name)) for name in ("none", "old")]
+        security = Security(require_encryption=True, tls_ca_file=str(keys.ca), tls_client_cert=str(keys.certificate),
+                            tls_client_key=str(keys.key))  # fmt: skip
+        with DaskCluster(scheduler_address=others.address, security=security) as cluster:
+            cluster.client.wait_for_workers(2, timeout=LIMIT_S)
+            address = {pid: address for address, pid in cluster.client.run(os.getpid).items()}
+            none, old = (address[process.pid] for process in unlike)
+            assert call(sweep_app, *words) == 2
+            told = capsys.readouterr().err
+            assert f"of 2 workers of {others.address} some lack neuraxis {__version__}" in told
+            assert f"{none} has no neuraxis" in told
+            assert f"{old} has neuraxis 0.0.1" in told
+            # One that comes later, when the cells are under way, says so as well, and lives.
+            for worker, reason in ((none, "cannot import neuraxis"), (old, "has neuraxis 0.0.1, and this program")):
+                with pytest.raises(ImportError, match=reason):
+                    cluster.gather(cluster.submit(as_code(run_cell), {}, workers=[worker], pure=False), timeout=LIMIT_S)
+            assert [process.poll() for process in unlike] == [None, None]
+        for process in unlike:
+            process.kill()
+            process.wait()
+        assert call(sweep_app, *words, "--no-workers-s", 1) == 2
+        told = capsys.readouterr().err
+        assert f"the scheduler at {others.address} has had no workers for 1 s; start some, and do this again" in told
+        others.start_worker()
+        assert swept(capsys, *words)["rows"][0]["fingerprint"] == fingerprint(capsys, *words[:3])
+    assert call(sweep_app, "brain.toml", *where, "--tls-key", "my.key") == 2
+    assert "--tls-key my.key: there is no such file" in capsys.readouterr().err
+
+
 # --- what it refuses, before anything is started ---
 
 
@@ -293,6 +350,9 @@ def test_on_a_cluster_of_others(here, capsys):
         (["--threads", "0"], "--threads=0"),
         (["--memory-limit", "much"], "memory_limit='much'"),
         (["--scheduler", "nowhere"], "scheduler_address='nowhere'"),
+        (["--scheduler", "tls://127.0.0.1:1"], "--scheduler tls://127.0.0.1:1: keys are needed: --tls-ca, --tls-cert"),
+        (["--no-workers-s", "0"], "--no-workers-s=0"),
+        (["--set", "reward.dopamine=2026-01-31"], "2026-01-31 is a date or a time, which no field takes"),
         (["--tls-ca", "ca.pem"], "--tls-ca, --tls-cert and --tls-key: are for a --scheduler with TLS"),
     ],
 )
@@ -306,6 +366,17 @@ def test_what_cannot_be_run_is_one_line(here, capsys, words, message):
     assert message in line
     assert line.startswith("neuraxis sweep: ")
     assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_what_is_no_number_is_null_in_json(capsys):
+    cell = Cell({"a": math.inf}, 2**64 - 1, "", "k")
+    _tell(SweepRun([cell], [{"answer": {"accuracy": math.nan}}], 1, False), Path("t.csv"), Path("t.png"), True)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert found["rows"] == [{"a": None, "seed": 2**64 - 1, "accuracy": None, "error": None}]
 
 
 def test_without_dask_it_says_what_to_install(here, capsys, monkeypatch):

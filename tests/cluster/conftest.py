@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import Security
 
 from neuraxis.cluster import DaskCluster
 from tests.crew.nursery import SEARCH_PATH
@@ -37,17 +39,40 @@ def cluster() -> Iterator[DaskCluster]:
         yield cluster
 
 
-class Others:
-    """A scheduler, and workers of it, that somebody else has started."""
+@dataclass(frozen=True)
+class Keys:
+    """Files of one cluster: its authority, and what all who belong to it show and keep."""
 
-    def __init__(self, folder: Path) -> None:
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def keys_in(folder: Path) -> Keys:
+    """Keys that Dask makes, as files."""
+    made = Security.temporary()
+    keys = Keys(folder / "ca.pem", folder / "our.pem", folder / "our.key")
+    for path, content in zip(
+        (keys.ca, keys.certificate, keys.key),
+        (made.tls_ca_file, made.tls_client_cert, made.tls_client_key),
+        strict=True,
+    ):
+        path.write_text(content)
+    return keys
+
+
+class Others:
+    """A scheduler, and workers of it, that somebody else has started; with TLS if there are keys."""
+
+    def __init__(self, folder: Path, keys: Keys | None = None) -> None:
         self._folder = folder
+        self._keys = keys
         self.processes: list[subprocess.Popen[bytes]] = []
         self.address = ""
 
     def start_scheduler(self) -> subprocess.Popen[bytes]:
         says = self._folder / "scheduler.json"
-        process = self._start("dask_scheduler", "--port", "0", "--scheduler-file", str(says))
+        process = self._start(SEARCH_PATH, "dask_scheduler", "--port", "0", "--scheduler-file", str(says))
         deadline = time.monotonic() + LIMIT_S
         while not self.address:
             assert time.monotonic() < deadline
@@ -58,14 +83,19 @@ class Others:
                 time.sleep(0.02)
         return process
 
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        folder = str(self._folder)
-        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-nanny", "--local-directory", folder)
+    def start_worker(self, search_path: str = SEARCH_PATH) -> subprocess.Popen[bytes]:
+        words = [self.address, "--nthreads", "1", "--no-nanny", "--local-directory", str(self._folder)]
+        return self._start(search_path, "dask_worker", *words)
 
-    def _start(self, program: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, search_path: str, program: str, *words: str) -> subprocess.Popen[bytes]:
+        keys = []
+        if self._keys is not None:
+            keys = ["--protocol", "tls", "--tls-ca-file", str(self._keys.ca), "--tls-cert", str(self._keys.certificate)]
+            keys += ["--tls-key", str(self._keys.key)]
+        command = [sys.executable, "-m", f"distributed.cli.{program}", *words, *keys]
         process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{program}", *words, "--host", "127.0.0.1", "--no-dashboard"],
-            env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+            [*command, "--host", "127.0.0.1", "--no-dashboard"],
+            env={**os.environ, "PYTHONPATH": search_path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -82,8 +112,8 @@ def others(tmp_path: Path) -> Iterator[Others]:
 
 
 @contextmanager
-def others_in(folder: Path) -> Iterator[Others]:
-    others = Others(folder)
+def others_in(folder: Path, keys: Keys | None = None) -> Iterator[Others]:
+    others = Others(folder, keys)
     try:
         yield others
     finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
+import dask
 import dask.array as da
 import numpy as np
 import psutil
@@ -16,10 +20,19 @@ import pytest
 from distributed import Client, Security
 
 from neuraxis.cluster import DaskCluster, dask_to_tensor, tensor_to_dask
-from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidArgument, InvalidType, TaskLost
+from neuraxis.errors import (
+    BackendUnavailable,
+    ClusterClosed,
+    ClusterError,
+    ClusterTimeout,
+    InvalidArgument,
+    InvalidType,
+    TaskLost,
+)
 from tests.cluster import tasks
-from tests.cluster.conftest import LIMIT_S, Others
+from tests.cluster.conftest import LIMIT_S, Others, keys_in
 from tests.crew.nursery import ROOT, SEARCH_PATH
+from tests.crew.stopping import go_on, stop
 
 
 def until(what, limit_s=LIMIT_S):
@@ -71,6 +84,18 @@ def test_data_are_sent_once_and_used_where_they_are(cluster):
     assert not cluster.client.amm.running()  # it would drop the copies
 
 
+def test_copies_are_made_of_what_is_computed_however_long_that_takes(cluster, tmp_path):
+    cluster.settings = replace(cluster.settings, timeout=0.5)
+    late = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
+    timer = threading.Timer(1, (tmp_path / "go").touch)
+    timer.start()
+    cluster.replicate(late)
+    timer.join()
+    assert len(cluster.client.who_has(late)[late.key]) == 2
+    with pytest.raises(LookupError, match="17 is not here"):
+        cluster.replicate([late, cluster.submit(tasks.refuse, 17)])
+
+
 def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
     info = cluster.get_worker_info()
     assert len(info) == 2
@@ -116,6 +141,10 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         cluster.submit(3)
     with pytest.raises(InvalidArgument, match="timeout=0"):
         cluster.gather([], timeout=0)
+    with pytest.raises(InvalidArgument, match=r"map: what to run the function on is missing"):
+        cluster.map(tasks.square)
+    with pytest.raises(InvalidType, match=r"map: 3 is nothing to go through element by element"):
+        cluster.map(tasks.square, 3)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +174,37 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         ),
         ({"security": True, "scheduler_address": "127.0.0.1:1"}, InvalidArgument, "security=True: makes keys"),
         ({"timeout": 0}, InvalidArgument, "timeout=0"),
+        (
+            {"scheduler_address": "ucx://127.0.0.1:1"},
+            BackendUnavailable,
+            "backend 'dask' cannot be used here: scheduler_address='ucx://127.0.0.1:1': distributed-ucxx, which",
+        ),
+        (
+            {"scheduler_address": "tls://127.0.0.1:1", "security": Security(require_encryption=True)},
+            InvalidArgument,
+            "security: the client has no certificate, or no authority",
+        ),
     ],
 )
 def test_wrong_arguments_are_told_when_it_is_made(arguments, error, message):
     with pytest.raises(error) as told:
         DaskCluster(**arguments)
     assert str(told.value).startswith(message)
+
+
+def test_keys_that_cannot_be_used_are_told_when_it_is_made(tmp_path):
+    keys = keys_in(tmp_path)
+
+    def refused(match, **other):
+        files = {"tls_ca_file": keys.ca, "tls_client_cert": keys.certificate, "tls_client_key": keys.key, **other}
+        security = Security(require_encryption=True, **{name: str(path) for name, path in files.items()})
+        with pytest.raises(InvalidArgument, match=match):
+            DaskCluster(scheduler_address="tls://127.0.0.1:1", security=security)
+
+    missing = tmp_path / "none.pem"
+    refused(f"security: the key of the client: there is no file '{missing}'", tls_client_key=missing)
+    refused(f"security: the authority's certificate of the client: there is no file '{missing}'", tls_ca_file=missing)
+    refused(r"security: the keys of the client cannot be used .*our\.pem", tls_client_key=keys.certificate)
 
 
 def test_it_must_run_and_can_run_again():
@@ -270,10 +324,48 @@ def test_a_cluster_that_was_joined_stays_as_it_is(others: Others):
         assert cluster.gather(cluster.submit(tasks.pid), timeout=LIMIT_S) == worker.pid
         assert len(cluster.get_worker_info()) == 1
         assert repr(cluster).startswith(f"<DaskCluster joined {others.address}; dashboard http://127.0.0.1:")
+        assert cluster.check_workers() == 1
     assert repr(cluster) == f"<DaskCluster not connected to {others.address}>"
     assert all(process.poll() is None for process in others.processes)
     with Client(others.address, timeout=LIMIT_S) as client:
         assert client.submit(tasks.square, 5).result(timeout=LIMIT_S) == 25
+
+
+def test_clusters_side_by_side_and_in_several_threads(others: Others, tmp_path):
+    others.start_scheduler()
+    before = copy.deepcopy(dask.config.config)
+    levels = [handler.level for handler in logging.getLogger("distributed").handlers]
+    first, second = (DaskCluster(scheduler_address=others.address) for _ in range(2))
+    starts = [threading.Thread(target=cluster.start) for cluster in (first, second) for _ in range(2)]
+    for thread in starts:
+        thread.start()
+    for thread in starts:
+        thread.join(LIMIT_S)
+    there = first.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
+    assert len([name for name in there if name.startswith("Client-")]) == 2
+    during = [handler.level for handler in logging.getLogger("distributed").handlers]
+
+    # What waits for one that is stopped is told that, and not that its scheduler is gone.
+    told = []
+
+    def wait():
+        try:
+            first.gather(first.submit(tasks.square, 3))
+        except ClusterError as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: first.client.futures)
+    first.stop()
+    waiting.join(LIMIT_S)
+    assert [type(error) for error in told] == [ClusterClosed]
+    # The one that goes on has Dask's settings still, and after it they are as they were.
+    assert dask.config.get("scheduler") == "dask.distributed"
+    assert [handler.level for handler in logging.getLogger("distributed").handlers] == during
+    second.stop()
+    assert dask.config.config == before
+    assert [handler.level for handler in logging.getLogger("distributed").handlers] == levels
 
 
 def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
@@ -282,10 +374,11 @@ def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
     cluster = DaskCluster(scheduler_address=others.address, timeout=1)
     with cluster:
         never = cluster.submit(tasks.wait_for, str(tmp_path / "never"))
-        scheduler.send_signal(signal.SIGSTOP)
+        stop(scheduler.pid)
         with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 1 s"):
             cluster.gather(never)
-        scheduler.send_signal(signal.SIGCONT)
+        assert repr(cluster).startswith(f"<DaskCluster joined {others.address}; dashboard http://127.0.0.1:")
+        go_on(scheduler.pid)
         array = da.ones(4, chunks=2).map_blocks(tasks.note_and_wait, folder=str(tmp_path), meta=np.empty(0))
         client = cluster.client
         killer = threading.Thread(target=lambda: (until(lambda: len(client.futures) == 3), scheduler.kill()))

@@ -16,7 +16,7 @@ from neuraxis.errors import InvalidArgument, SpecError
 from neuraxis.observe.sweep import SweepRun
 from neuraxis.observe.sweep_cell import cell_work, run_cell
 from neuraxis.observe.sweep_folder import SweepFolder
-from neuraxis.observe.sweep_plan import Cell, Job, plan_cells
+from neuraxis.observe.sweep_plan import Cell, Job, digest_of_file, plan_cells
 from neuraxis.observe.sweep_plot import plot_metric, plot_sweep
 from neuraxis.observe.sweep_settings import Setting, parse_seeds, parse_setting, with_values
 from neuraxis.observe.sweep_table import grouped, summary, sweep_table, write_table
@@ -49,7 +49,11 @@ def test_settings_are_read_as_toml_would(text, path, values):
     assert [type(value) for value in found.values] == [type(value) for value in values]
 
 
-@given(st.lists(st.integers() | st.floats(allow_nan=False) | st.booleans() | st.text(min_size=1), min_size=1))
+@given(
+    st.lists(
+        st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans() | st.text(min_size=1), min_size=1
+    )
+)
 def test_what_is_written_as_toml_is_read_as_it_was(values):
     texts = [toml_text({"a": value}).removeprefix("a = ").removesuffix("\n") for value in values]
     unique = len({(type(value), value) for value in values}) == len(values)
@@ -78,6 +82,22 @@ def test_a_field_is_set_and_the_rest_is_as_it_was():
         SpecError, match=r"^b: sensors\.cue\.groups: 40 neurons cannot form 7 equal groups \(with --set"
     ):
         with_values(spec, {"sensors.cue.groups": 7}, "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a=2026-01-31,1", "2026-01-31 is a date or a time"),
+        ("a=[1, 07:30:00]", "07:30:00 is a date or a time"),
+        ("a={when = 1979-05-27T07:32:00Z}", "is a date or a time"),
+        (f"a={2**63}", f"{2**63} is beyond the 64 bits"),
+    ],
+)
+def test_what_no_description_has_is_refused(text, reason):
+    with pytest.raises(InvalidArgument) as told:
+        parse_setting(text)
+    assert str(told.value).startswith(f"--set {text}: ")
+    assert reason in str(told.value)
 
 
 def test_seeds_are_counted_or_named():
@@ -110,22 +130,38 @@ def test_cells_are_all_combinations_and_a_key_says_what_is_run(tmp_path):
     assert plan(job=Job(time_ms=10.0, where="/elsewhere/brain.toml"))[0].key == plan()[0].key
     shown = tmp_path / "cues.csv"
     with pytest.raises(InvalidArgument, match=r"cues\.csv: cannot be read"):
-        plan(job=Job(stimulus=str(shown)))
+        digest_of_file(shown)
     shown.write_text("start_ms,stop_ms,sensor,group,value\n0,10,cue,2,1.0\n")
-    first = plan(job=Job(stimulus=str(shown)))[0].key
+
+    def job():
+        return Job(stimulus=str(shown), stimulus_digest=digest_of_file(shown))
+
+    first = plan(job=job())[0].key
     shown.write_text("start_ms,stop_ms,sensor,group,value\n0,10,cue,1,1.0\n")
-    assert plan(job=Job(stimulus=str(shown)))[0].key != first
+    assert plan(job=job())[0].key != first
     shown.write_text("start_ms,stop_ms,sensor,group,value\n0,10,cue,2,1.0\n")
     fewer = (Setting("sensors.cue.groups", (4, 2)), Setting("pathways[0].topographic", (False,)))
     with pytest.raises(SpecError, match="group '2'"):
-        plan(fewer, job=Job(stimulus=str(shown)))
+        plan(fewer, job=job())
 
 
-def test_a_worker_with_another_neuraxis_refuses():
-    (cell,) = plan()
-    found = run_cell({**cell_work(cell, Job()), "version": "0.0.1"})
-    assert "has neuraxis" in found["error"]
-    assert "the sweep 0.0.1" in found["error"]
+def test_a_time_is_the_same_whether_it_was_said_or_not(tmp_path):
+    shown = tmp_path / "cues.csv"
+    shown.write_text("start_ms,stop_ms,sensor,group,value\n0,0.3,cue,2,1.0\n")
+    shows = {"stimulus": str(shown), "stimulus_digest": digest_of_file(shown)}
+    assert plan(job=Job())[0].key == plan(job=Job(time_ms=1000.0))[0].key
+    assert plan(job=Job(**shows))[0].key == plan(job=Job(**shows, time_ms=0.3))[0].key
+    assert plan(job=Job(**shows))[0].key != plan(job=Job(time_ms=0.3))[0].key
+
+
+def test_a_stimulus_that_changes_during_a_sweep_is_noticed(tmp_path):
+    shown = tmp_path / "cues.csv"
+    shown.write_text("start_ms,stop_ms,sensor,group,value\n0,1,cue,2,1.0\n")
+    job = Job(stimulus=str(shown), stimulus_digest=digest_of_file(shown))
+    (cell,) = plan(job=job)
+    assert "answer" in run_cell(cell_work(cell, job))
+    shown.write_text("start_ms,stop_ms,sensor,group,value\n0,1,cue,1,1.0\n")
+    assert "cues.csv: is not what it was when the sweep began" in run_cell(cell_work(cell, job))["error"]
 
 
 # --- what is kept ---
@@ -189,6 +225,26 @@ def test_a_row_for_each_cell_that_was_run(run, tmp_path):
     kept = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert kept == [{**row, "kind": row["kind"] if row["kind"] == "x" else "[1, 2]"} for row in table.rows]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+def test_numbers_in_parquet_are_what_they_were(tmp_path):
+    columns = {
+        "seed": [2**64 - 1, 3],
+        "large": [2**53 + 1, 0.5],
+        "wide": [-1, 2**63],
+        "mixed": [1, 0.5],
+        "flag": [True, None],
+    }
+    cells = [Cell({}, seed, "", str(seed)) for seed in columns.pop("seed")]
+    records = [{"answer": {name: values[i] for name, values in columns.items()}} for i in range(2)]
+    table = sweep_table(SweepRun(cells, records, 2, False))
+    write_table(table, tmp_path / "t.parquet")
+    kept = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pydict()
+    assert kept["seed"] == [2**64 - 1, 3]
+    assert kept["large"] == [str(2**53 + 1), "0.5"]
+    assert kept["wide"] == ["-1", str(2**63)]
+    assert kept["mixed"] == [1.0, 0.5]
+    assert kept["flag"] == [True, None]
 
 
 def test_a_summary_over_seeds(run):

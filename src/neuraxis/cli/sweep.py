@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from cyclopts import App, Parameter
 
 from neuraxis.cli.brain_options import check_page, make_importable, tell_error, tell_first_time, tell_interrupt
@@ -79,6 +79,7 @@ def _sweep(
     memory_limit: str = "auto",
     scheduler: str | None = None,
     connect_timeout_s: float = 60.0,
+    no_workers_s: float = 600.0,
     tls_ca: Path | None = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
@@ -118,6 +119,8 @@ def _sweep(
         Run on the Dask cluster with this address instead: tcp://HOST:PORT.
     connect_timeout_s
         How long starting workers, or a sign of life from the scheduler, may take.
+    no_workers_s
+        How long to go on, in seconds, while the cluster has no worker at all.
     tls_ca
         For a cluster with TLS: the certificate of its authority.
     tls_cert
@@ -138,13 +141,14 @@ def _sweep(
     from neuraxis.brain import default_brain, read_spec
     from neuraxis.observe.sweep import run_sweep
     from neuraxis.observe.sweep_folder import SweepFolder
-    from neuraxis.observe.sweep_plan import Job, plan_cells
+    from neuraxis.observe.sweep_plan import Job, digest_of_file, plan_cells
     from neuraxis.observe.sweep_settings import parse_seeds, parse_settings
     from neuraxis.observe.sweep_table import check_table_path
 
     plot = out.with_suffix(".png") if plot is None else plot
     try:
         _check(task, stimulus, time_ms, trials)
+        positive(no_workers_s, "--no-workers-s")
         for path, option in ((out, "--out"), (plot, "--plot")):
             check_page(path, option)
         check_table_path(out)
@@ -158,15 +162,15 @@ def _sweep(
             task=task,
             trials=trials,
             stimulus=None if stimulus is None else str(stimulus.resolve()),
+            stimulus_digest="" if stimulus is None else digest_of_file(stimulus),
             time_ms=time_ms,
             where=None if file is None else str(file.resolve()),
         )
         cells = plan_cells(spec, parse_settings(settings), parse_seeds(seeds, first), job)
         tell_first_time()
         with SweepFolder(out.with_name(out.name + ".cells")) as folder:
-            if fresh:
-                folder.forget(cells)
-            run = run_sweep(cells, job, folder, cluster, retry_failed=retry_failed)
+            again = {"retry_failed": retry_failed, "fresh": fresh}
+            run = run_sweep(cells, job, folder, cluster, **again, no_workers_s=no_workers_s)
             _write(run, spec.name, out, plot)
     except (NeuraxisError, OSError) as error:
         return tell_error("sweep", error, True)
@@ -192,11 +196,16 @@ def _cluster(
     from neuraxis.cluster import DaskCluster
 
     security = None
+    if scheduler is not None and scheduler.startswith("tls://") and not any(keys):
+        raise InvalidArgument(f"--scheduler {scheduler}: keys are needed: --tls-ca, --tls-cert and --tls-key")
     if any(keys):
         if scheduler is None or not all(keys):
             raise InvalidArgument(
                 "--tls-ca, --tls-cert and --tls-key: are for a --scheduler with TLS, all three together"
             )
+        for option, path in zip(("--tls-ca", "--tls-cert", "--tls-key"), keys, strict=True):
+            if path is not None and not path.is_file():
+                raise InvalidArgument(f"{option} {path}: there is no such file")
         from distributed import Security
 
         ca, certificate, key = (str(path) for path in keys)
@@ -232,7 +241,7 @@ def _tell(run: SweepRun, out: Path, plot: Path, as_json: bool) -> None:
             "plot": str(plot),
             "rows": table.rows,
         }
-        print(json.dumps(answer))
+        print(msgspec.json.encode(answer).decode())  # unlike Python's own: no NaN, which is no JSON, but null
         return
     if table.rows:
         print(*summary(table), sep="\n")

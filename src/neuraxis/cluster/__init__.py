@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neuraxis.errors import BackendUnavailable
+from neuraxis.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from neuraxis.cluster.arrays import dask_to_tensor, tensor_to_dask
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DaskCluster", "dask_to_tensor", "tensor_to_dask"]
 
-_HOMES = {"DaskCluster": "dask_cluster", "dask_to_tensor": "arrays", "tensor_to_dask": "arrays"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _require_dask() -> None:
     for needed in ("dask", "distributed"):
         if importlib.util.find_spec(needed) is None:
             raise BackendUnavailable("dask", f"{needed} is not installed", "pip install 'neuraxis[dask]'")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+__getattr__ = loads_lazily(
+    __name__, {"DaskCluster": "dask_cluster", "dask_to_tensor": "arrays", "tensor_to_dask": "arrays"}, _require_dask
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import multiprocessing
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -14,22 +15,21 @@ from typing import Any, Self
 import dask
 from dask.utils import format_bytes
 from distributed import Client, Future, LocalCluster, Security, as_completed
-from distributed.utils import silence_logging_cmgr
+from distributed.utils import format_dashboard_link
 
 from neuraxis.cluster.event_loop import EventLoop
-from neuraxis.cluster.settings import checked_settings
+from neuraxis.cluster.settings import ClusterSettings, checked_settings
+from neuraxis.cluster.software import unlike, version_there
+from neuraxis.cluster.surroundings import while_a_cluster_runs
 from neuraxis.cluster.waiting import Waiter
-from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidType
+from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidArgument, InvalidType
 from neuraxis.network.arguments import positive
+from neuraxis.version import __version__
 
 __all__ = ["DaskCluster"]
 
 _LOOPBACK = "127.0.0.1"
 _CLOSE_S = 20.0
-_WHILE_IT_RUNS = {
-    # Dask would have workers load all data, and says so; but tensors are at hand here, and sent as they are.
-    "distributed.admin.large-graph-warning-threshold": "1PB",
-}
 _OWN_SCHEDULER = {
     # It would drop copies that `replicate` and `scatter(broadcast=True)` have made, as soon as nobody uses them.
     "distributed.scheduler.active-memory-manager.start": False,
@@ -73,22 +73,26 @@ class DaskCluster:
         self.settings = checked_settings(
             n_workers, threads_per_worker, memory_limit, scheduler_address, security, timeout
         )
+        self._lock = threading.RLock()  # of starting and stopping
         self._open = ExitStack()  # what is to be closed, the last first
         self._client: Client | None = None
         self._waiter: Waiter | None = None
+        self._dashboard_link: str | None = None
 
     # --- to start and to stop ---------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the workers, or join the scheduler. Where it runs already: nothing."""
-        if self.is_running:
-            return self
-        self.stop()  # what is left of one whose scheduler was lost
+        with self._lock:
+            if not self.is_running:
+                self.stop()  # what is left of one whose scheduler was lost
+                self._start()
+        return self
+
+    def _start(self) -> None:
         settings = self.settings
         with ExitStack() as opened:
-            # What goes wrong is raised; Dask would write it to the terminal as well.
-            opened.enter_context(silence_logging_cmgr(logging.CRITICAL))
-            opened.enter_context(dask.config.set(_WHILE_IT_RUNS))
+            opened.enter_context(while_a_cluster_runs())
             loop = EventLoop()
             opened.callback(loop.close)
             if settings.scheduler_address is None:
@@ -99,10 +103,11 @@ class DaskCluster:
             else:
                 client = self._joined(loop, settings.scheduler_address)
             opened.callback(client.close, timeout=_CLOSE_S)
-            self._client = client
-            self._waiter = Waiter(client, settings.timeout)
+            waiter = Waiter(client, settings.timeout)
+            opened.callback(waiter.stop)
+            self._dashboard_link = _dashboard_link(client, waiter, settings)
+            self._client, self._waiter = client, waiter
             self._open = opened.pop_all()
-        return self
 
     def _joined(self, loop: EventLoop, address: str) -> Client:
         try:
@@ -152,8 +157,9 @@ class DaskCluster:
 
         Of a cluster that was joined, only the connection is closed, and what was computed for it is forgotten.
         """
-        self._client = self._waiter = None
-        self._open.close()
+        with self._lock:
+            self._client = self._waiter = None
+            self._open.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -168,18 +174,23 @@ class DaskCluster:
     @property
     def is_running(self) -> bool:
         """Whether it was started, and its scheduler is connected."""
-        return self._client is not None and self._client.status == "running"
+        client = self._client
+        return client is not None and client.status == "running"
 
     @property
     def client(self) -> Client:
         """Dask's own client, for all that is not here."""
-        if self._client is None:
+        return self._running()[0]
+
+    def _running(self) -> tuple[Client, Waiter]:
+        client, waiter = self._client, self._waiter
+        if client is None or waiter is None:
             raise ClusterClosed("the cluster is not running: call start(), or use it in a with statement")
-        if self._client.status != "running":
+        if client.status != "running":
             raise ClusterError(
                 f"the scheduler at {self.settings.scheduler_address} is gone; start it, and then call start() again"
             )
-        return self._client
+        return client, waiter
 
     @property
     def scheduler_address(self) -> str:
@@ -189,17 +200,17 @@ class DaskCluster:
     @property
     def dashboard_link(self) -> str | None:
         """The page on which Dask shows what it does; None where Bokeh, which draws it, is not installed."""
-        if self.settings.scheduler_address is None and not _has_bokeh():
-            return None
-        return str(self.client.dashboard_link)
+        self._running()
+        return self._dashboard_link
 
     def get_worker_info(self) -> dict[str, dict[str, Any]]:
         """By address: `name`, `host`, `threads`, `memory_limit` and `memory` in bytes, `executing` and `last_seen`.
 
         It is what the scheduler knows, which workers tell it about once a second.
         """
-        known = partial(self.client.scheduler.identity, n_workers=-1)
-        found = self._checked_waiter.wait("get_worker_info", known, self.settings.timeout)
+        client, waiter = self._running()
+        known = partial(client.scheduler.identity, n_workers=-1)
+        found = waiter.wait("get_worker_info", known, self.settings.timeout)
         return {
             address: {
                 "name": worker["name"],
@@ -212,6 +223,22 @@ class DaskCluster:
             }
             for address, worker in found["workers"].items()
         }
+
+    def check_workers(self) -> int:
+        """How many workers there are; ClusterError, with their addresses, if some lack the neuraxis of this program.
+
+        Only tasks that use neuraxis need it. A worker that is sent a function of a module that it lacks ends.
+        """
+        client, waiter = self._running()
+        ask = partial(client.run, version_there(), on_error="return", asynchronous=True)
+        found = waiter.wait("check_workers", ask, self.settings.timeout)
+        wrong = unlike(found)
+        if wrong:
+            raise ClusterError(
+                f"of {len(found)} workers of {client.scheduler.address} some lack neuraxis {__version__}, which this "
+                f"program has: {wrong}; install it there, and start them again"
+            )
+        return len(found)
 
     # --- to compute -------------------------------------------------------------------------------------------
 
@@ -226,8 +253,14 @@ class DaskCluster:
 
     def map(self, func: Any, *iterables: Any, **kwargs: Any) -> list[Future]:
         """Have `func` run on the first, second, ... elements; see `submit` for `kwargs` and for what is not pure."""
+        _callable(func)
+        if not iterables:
+            raise InvalidArgument("map: what to run the function on is missing: map(func, [1, 2, 3])")
+        for each in iterables:
+            if not isinstance(each, Iterable):
+                raise InvalidType(f"map: {each!r} is nothing to go through element by element; for one call, submit it")
         # Dask wants to know how many there are.
-        return list(self.client.map(_callable(func), *map(list, iterables), **kwargs))
+        return list(self.client.map(func, *map(list, iterables), **kwargs))
 
     def gather(self, futures: Any, timeout: float | None = None) -> Any:
         """The results of a future, or of futures in lists, tuples, sets and dicts. What a task raised is raised here.
@@ -238,13 +271,17 @@ class DaskCluster:
         limit = None if timeout is None else positive(timeout, "timeout")
         if isinstance(futures, Iterator):
             futures = list(futures)
-        return self._checked_waiter.gather("gather", futures, limit)
+        return self._running()[1].gather("gather", futures, limit)
 
-    def completed(self, futures: Iterable[Future]) -> Iterator[Future]:
-        """The futures, in the order in which they finish; also those whose tasks failed."""
+    def completed(self, futures: Iterable[Future], *, no_workers_s: float | None = None) -> Iterator[Future]:
+        """The futures, in the order in which they finish; also those whose tasks failed.
+
+        `no_workers_s`: ClusterTimeout when the cluster has had no worker for so long; by default that is waited out.
+        """
+        limit = None if no_workers_s is None else positive(no_workers_s, "no_workers_s")
         order = as_completed(list(futures), loop=self.client.loop)
         while not order.is_empty():
-            future = self._checked_waiter.wait("completed", lambda: anext(order))
+            future = self._running()[1].wait("completed", lambda: anext(order), no_workers_s=limit)
             if future.cancelled():
                 self.gather(future)  # says why
             yield future
@@ -255,25 +292,25 @@ class DaskCluster:
         `broadcast`: send a copy to every worker. Of what only one worker has, nothing is left when it dies: Dask
         computes again what was computed, but not what was sent.
         """
+        client, waiter = self._running()
         limit = self.settings.timeout
-        sent = partial(self.client.scatter, data, broadcast=broadcast, timeout=limit, asynchronous=True)
-        return self._checked_waiter.wait("scatter", sent, limit)
+        sent = partial(client.scatter, data, broadcast=broadcast, timeout=limit, asynchronous=True)
+        return waiter.wait("scatter", sent, limit)
 
     def replicate(self, future: Any) -> None:
-        """Copy the result of a future, or of several, to every worker.
+        """Copy the result of a future, or of several, to every worker, once it is there. What a task raised is raised.
 
         The scheduler of a cluster that was joined may drop copies again: Dask's memory manager does so, by default,
         with those that no task needs at the time.
         """
         futures = [future] if isinstance(future, Future) else list(future)
-        copies = partial(self.client.replicate, futures, asynchronous=True)
-        self._checked_waiter.wait("replicate", copies, self.settings.timeout)
-
-    @property
-    def _checked_waiter(self) -> Waiter:
-        self.client  # noqa: B018 - raises if it is not running
-        assert self._waiter is not None
-        return self._waiter
+        client, waiter = self._running()
+        waiter.finish("replicate", futures)
+        keys = list(dict.fromkeys(one.key for one in futures))
+        # Dask's own client looks at neither what came of the tasks nor what the scheduler answers.
+        answer = waiter.wait("replicate", partial(client.scheduler.replicate, keys=keys), self.settings.timeout)
+        if answer is not None and answer.get("status") == "partial-fail":
+            raise ClusterError(f"replicate: no worker has {answer['keys']} any more; compute or scatter it again")
 
     def __repr__(self) -> str:
         settings = self.settings
@@ -291,6 +328,18 @@ class DaskCluster:
         link = self.dashboard_link
         page = f"dashboard {link}" if link else "no dashboard: pip install bokeh"
         return f"<DaskCluster {self.scheduler_address}: {workers}; {page}>"
+
+
+def _dashboard_link(client: Client, waiter: Waiter, settings: ClusterSettings) -> str | None:
+    """Asked for once: a client asks its scheduler each time, and waits for the answer without a deadline."""
+    if settings.scheduler_address is None:
+        return str(client.dashboard_link) if _has_bokeh() else None
+    known = waiter.wait("start", partial(client.scheduler.identity, n_workers=0), settings.timeout)
+    port = known["services"].get("dashboard")
+    if port is None:
+        return None
+    host = str(client.scheduler.address).partition("://")[2].rpartition(":")[0]
+    return str(format_dashboard_link(host, port))
 
 
 def _has_bokeh() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ __all__ = ["ClusterSettings", "checked_settings"]
 
 _ADDRESS = re.compile(r"((?P<scheme>[a-z]+)://)?(?P<host>\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _SCHEMES = ("tcp", "tls", "ws", "wss", "ucx")
+_KEY_FILES = {"ca_file": "authority's certificate", "cert": "certificate", "key": "key"}  # Dask's names for them
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ def _address(value: Any, security: object) -> str | None:
         return f"{'tls' if security else 'tcp'}://{value}"
     if found["scheme"] not in _SCHEMES:
         raise InvalidArgument(f"scheduler_address={value!r}: Dask knows {', '.join(_SCHEMES)}")
+    if found["scheme"] == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
+        reason = f"scheduler_address={value!r}: distributed-ucxx, which brings ucx://, is not installed"
+        raise BackendUnavailable(
+            "dask", reason, "pip install distributed-ucxx-cu13 (or -cu12), or use tcp:// or tls://"
+        )
     if found["scheme"] == "tls" and not security:
         raise InvalidArgument(f"scheduler_address={value!r}: keys are needed: security=distributed.Security(...)")
     if found["scheme"] == "tcp" and getattr(security, "require_encryption", False):
@@ -101,6 +109,7 @@ def _security(value: Any, address: object) -> Security | None:
             raise InvalidArgument(
                 f"security={value!r}: it lets others in without keys; give it require_encryption=True"
             )
+        _check_keys(value, ("client",) if address is not None else ("client", "scheduler", "worker"))
         return value
     if address is not None:
         raise InvalidArgument("security=True: makes keys for a new cluster; to join one, give the Security of that one")
@@ -109,3 +118,19 @@ def _security(value: Any, address: object) -> Security | None:
     except ImportError as error:
         raise BackendUnavailable("dask", f"keys are made with the package cryptography ({error})",
                                  "pip install 'neuraxis[security]'") from error  # fmt: skip
+
+
+def _check_keys(security: Security, roles: tuple[str, ...]) -> None:
+    """Dask would read them at each connection, and what is wrong with them would look like a scheduler that is gone."""
+    for role in roles:
+        files = security.get_tls_config_for_role(role)
+        for what, path in files.items():
+            if isinstance(path, str) and what in _KEY_FILES and "\n" not in path and not os.path.isfile(path):
+                raise InvalidArgument(f"security: the {_KEY_FILES[what]} of the {role}: there is no file {path!r}")
+        try:
+            made = security.get_connection_args(role)["ssl_context"]
+        except (OSError, ValueError, TypeError) as error:
+            names = ", ".join(str(files[what]) for what in _KEY_FILES if files.get(what) and "\n" not in files[what])
+            raise InvalidArgument(f"security: the keys of the {role} cannot be used ({error}): {names}") from error
+        if made is None and security.require_encryption:
+            raise InvalidArgument(f"security: the {role} has no certificate, or no authority to know others by")

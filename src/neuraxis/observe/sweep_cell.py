@@ -12,16 +12,14 @@ from typing import Any
 
 import msgspec
 
-from neuraxis.errors import InvalidArgument
 from neuraxis.observe.sweep_plan import Cell, Job
-from neuraxis.version import __version__
 
 __all__ = ["cell_work", "run_cell"]
 
 
 def cell_work(cell: Cell, job: Job) -> dict[str, Any]:
     """What a worker needs to run a cell."""
-    return {"version": __version__, "brain": cell.brain, "seed": cell.seed, "job": msgspec.to_builtins(job)}
+    return {"brain": cell.brain, "seed": cell.seed, "job": msgspec.to_builtins(job)}
 
 
 def run_cell(work: dict[str, Any]) -> dict[str, Any]:
@@ -31,11 +29,6 @@ def run_cell(work: dict[str, Any]) -> dict[str, Any]:
     """
     begun = time.monotonic()
     try:
-        if work["version"] != __version__:
-            raise InvalidArgument(
-                f"the worker on {socket.gethostname()} has neuraxis {__version__}, the sweep {work['version']}; "
-                "results would differ: install the same"
-            )
         answer = _run(work["brain"], work["seed"], msgspec.convert(work["job"], Job))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
@@ -46,7 +39,6 @@ def _run(text: str, seed: int, job: Job) -> dict[str, Any]:
     from neuraxis.brain import Brain
     from neuraxis.brain.checks import validate
     from neuraxis.brain.spec import as_spec
-    from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
     from neuraxis.observe.brain_run import learn, play, region_rates
 
     if job.where is not None:
@@ -55,13 +47,9 @@ def _run(text: str, seed: int, job: Job) -> dict[str, Any]:
             sys.path.insert(0, folder)  # where code of a brain's regions may lie
     where = job.where or "brain"
     spec = validate(as_spec({**tomllib.loads(text), "seed": seed}, where), where)
-    shown = StimulusFile() if job.stimulus is None else read_stimulus(job.stimulus, spec)
-    time_ms = job.time_ms
-    if time_ms is None:
-        time_ms = 1000.0 if job.stimulus is None else shown.steps * spec.dt_ms
     with Brain(spec, where=where) as brain:
         if job.task is not None:
             answer, _ = learn(brain, job.task, job.trials, progress=False)
         else:
-            answer, _ = play(brain, shown, time_ms, progress=False)
+            answer, _ = play(brain, *job.shown_to(spec), progress=False)
         return {**answer, "rates_hz": region_rates(brain)}

@@ -6,6 +6,7 @@ pathway may also be called by its name or by where it leads from and to: "pathwa
 
 from __future__ import annotations
 
+import datetime
 import re
 import tomllib
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def parse_setting(text: str) -> Setting:
     if not values:
         raise InvalidArgument(f"--set {text}: there is no value behind the =")
     for value in values:
+        _check_value(value, text)
         if _count(values, value) > 1:
             raise InvalidArgument(f"--set {text}: the value {value!r} is there twice")
     return Setting(path, tuple(values))
@@ -143,6 +145,19 @@ def _toml(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return None
     return read["value"] if len(read) == 1 else None
+
+
+def _check_value(value: Any, text: str) -> None:
+    """Raise for what TOML can write, or Python reads as TOML, and no description has."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_value(inner, text)
+    elif isinstance(value, datetime.date | datetime.time):
+        raise InvalidArgument(
+            f"--set {text}: {value} is a date or a time, which no field takes; quote a text: '\"...\"'"
+        )
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InvalidArgument(f"--set {text}: {value} is beyond the 64 bits of TOML's whole numbers")
 
 
 def _count(values: list[Any], value: Any) -> int:

@@ -113,17 +113,28 @@ def _write_parquet(table: Table, path: Path) -> None:
     columns = {}
     for name in table.columns:
         values = [row[name] for row in table.rows]
-        kinds = {type(value) for value in values if value is not None}
-        if kinds <= {int, float}:
-            kind = pyarrow.float64() if float in kinds else pyarrow.int64()
-        elif kinds == {bool}:
-            kind = pyarrow.bool_()
-        else:
-            kind, values = pyarrow.string(), [None if value is None else _text(value) for value in values]
-        if not kinds:
-            kind = pyarrow.string() if name == "error" else pyarrow.float64()
+        kind = _arrow_type(name, [value for value in values if value is not None])
+        if kind == pyarrow.string():
+            values = [None if value is None else _text(value) for value in values]
         columns[name] = pyarrow.array(values, kind)
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def _arrow_type(name: str, values: list[Any]) -> Any:
+    """The narrowest type that holds them all as they are; text where there is none."""
+    import pyarrow
+
+    kinds = {type(value) for value in values}
+    if not kinds:
+        return pyarrow.string() if name == "error" else pyarrow.float64()
+    if kinds == {bool}:
+        return pyarrow.bool_()
+    if kinds == {int}:
+        if all(-(2**63) <= value < 2**63 for value in values):
+            return pyarrow.int64()
+        return pyarrow.uint64() if all(0 <= value < 2**64 for value in values) else pyarrow.string()
+    exact = kinds <= {int, float} and all(abs(value) <= 2**53 for value in values if type(value) is int)
+    return pyarrow.float64() if exact else pyarrow.string()
 
 
 def _text(value: Any) -> str:
