@@ -212,7 +212,7 @@ def test_options_of_a_configuration_reach_the_brain():
         ("config.relay = 40", 'config.relay = "x"', "regions.thalamus.config.relay", "Expected int, got str"),
         ("config.relay = 40", "config.relay = 1", "regions.thalamus.config", "relay=1: must be 4 or more"),
         ('kind = "cortex"', 'kind = "kortex"', "regions.cortex.kind", "did you mean 'cortex'?"),
-        ('kind = "cortex"', 'kind = "cortex"\ndevice = "cuda"', "regions.cortex.device", "run on the CPU"),
+        ('kind = "cortex"', 'kind = "cortex"\ndevice = "cuda"', "regions.cortex.device", "a device of their own"),
         ("groups = 4", "groups = 3", "sensors.cue.groups", "40 neurons cannot form 3 equal groups"),
         ("delay_ms = 4", "delay_ms = 0", "pathways[2].delay_ms", "must be one step"),
         ('region = "striatum"', 'region = "stratum"', "effectors.motor.region", "did you mean 'striatum'?"),

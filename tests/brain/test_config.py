@@ -107,14 +107,18 @@ def test_a_change_that_makes_no_sense_is_refused(changes, text):
     assert text in str(caught.value)
 
 
-def test_only_users_own_regions_can_be_on_a_gpu():
+def test_only_users_own_regions_have_a_device_of_their_own():
     own = RegionSpec(kind="python", create="somewhere:made")
     eyes = msgspec.structs.replace(small(), regions={"seer": own, "far": msgspec.structs.replace(own, device="cuda:1")})
     eyes = msgspec.structs.replace(eyes, pathways=(), neuromodulators={}, effectors={})
     spec = Config(global_=GlobalConfig(device="cuda:0"), brain=BrainConfig(spec=eyes)).to_spec(never, KINDS)
     assert {name: region.device for name, region in spec.regions.items()} == {"seer": "cuda:0", "far": "cuda:1"}
-    with pytest.raises(SpecError, match=r"regions.relay.device: 'cuda': regions of neurons run on the CPU"):
-        Config(global_=GlobalConfig(device="cuda"), brain=BrainConfig(spec=small())).to_spec(never, KINDS)
+    spec = Config(global_=GlobalConfig(device="cuda"), brain=BrainConfig(spec=small())).to_spec(never, KINDS)
+    assert {region.device for region in spec.regions.values()} == {"cpu"}, "the brain as a whole is on the GPU"
+    alone = msgspec.structs.replace(small().regions["relay"], device="cuda")
+    wrong = msgspec.structs.replace(small(), regions={**small().regions, "relay": alone})
+    with pytest.raises(SpecError, match=r"regions.relay.device: 'cuda': only regions of kind 'python' have a device"):
+        Config(brain=BrainConfig(spec=wrong)).to_spec(never, KINDS)
 
 
 def test_the_batch_tolerance_is_below_the_shortest_delay():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from neuraxis.engine import plan
+from neuraxis.engine.cuda.factory import Place, device_names
 from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Slice
 from neuraxis.execution.executor import BuildReport, Recorded, merge_recorded
@@ -27,8 +28,10 @@ __all__ = ["ByTurns"]
 class ByTurns(ShardsTogether):
     """`workers` shards with parts of populations of random sizes, also empty ones."""
 
-    def __init__(self, workers: int, seed: int = 0) -> None:
+    def __init__(self, workers: int, seed: int = 0, devices: Sequence[Place] = ()) -> None:
         self.workers = workers
+        self._places = tuple(devices) or ("cpu",) * workers
+        self.device = device_names(self._places)
         self._random = np.random.default_rng(seed)
         self._runners: list[ShardRunner] = []
 
@@ -37,7 +40,10 @@ class ByTurns(ShardsTogether):
     ) -> BuildReport:
         self.placement = placement = self._cut(network)
         outboxes = Outboxes.private(network, placement)
-        self._runners = [ShardRunner(network, placement, me, outboxes, progress, (0, 0)) for me in range(self.workers)]
+        self._runners = [
+            ShardRunner(network, placement, me, outboxes, progress, (0, 0), device=self._places[me])
+            for me in range(self.workers)
+        ]
         return merge_reports([runner.report() for runner in self._runners])
 
     def advance(self, until: int) -> Recorded:
@@ -66,6 +72,8 @@ class ByTurns(ShardsTogether):
         return levels.pop()
 
     def close(self) -> None:
+        for runner in self._runners:
+            runner.close()
         self._runners = []
 
     def _cut(self, network: Network) -> tuple[tuple[Slice, ...], ...]:

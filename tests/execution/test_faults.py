@@ -18,6 +18,7 @@ import pytest
 from neuraxis.errors import ShardFailed, SimulationClosed
 from neuraxis.execution import ParallelExecutor, Simulation
 from neuraxis.network import Network
+from tests.crew.stopping import stop
 from tests.execution.long_run import started, told, worker_pids
 from tests.execution.networks import driven
 
@@ -197,7 +198,7 @@ def test_a_stopped_worker_with_a_timeout_gives_an_error() -> None:
         simulation.step(10)
         executor._timeout_s = 1.0  # not before: to build takes longer than that on a busy machine
         pids = worker_pids(simulation)
-        os.kill(pids[1], signal.SIGSTOP)
+        stop(pids[1])
         with pytest.raises(ShardFailed, match=r"worker 1 did not answer .* within 1 s") as caught:
             simulation.step(10_000)
         assert caught.value.worker == 1
@@ -212,7 +213,7 @@ def test_a_worker_stopped_for_a_while_costs_only_time() -> None:
         expected = simulation.fingerprint()
     with Simulation(driven(), workers=2) as simulation:
         pid = worker_pids(simulation)[0]
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         timer = threading.Timer(0.3, killing(pid, signal.SIGCONT))
         timer.start()
         simulation.step(500)

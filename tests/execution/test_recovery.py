@@ -23,6 +23,7 @@ from neuraxis.execution.recovery import Recovery
 from neuraxis.execution.resident import Hearing, Resident
 from neuraxis.network import STDP, FixedInDegree, Network, Uniform
 from neuraxis.network.models import lif_delta, spike_source
+from tests.crew.stopping import stop
 from tests.execution.long_run import worker_pids
 from tests.execution.networks import driven
 from tests.execution.residents import WHERE, remembered
@@ -121,7 +122,7 @@ def test_workers_are_lost_in_every_way_and_nobody_notices(
         # Nothing was saved so far. The worker is held, so that it dies while the other one waits for it.
         act(simulation, 60)
         pid = worker_pids(simulation)[1]
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
         timer.start()
         act(simulation, 150)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from neuraxis.brain.models.sources import thresholds
 from neuraxis.brain.session import Session
 from neuraxis.brain.spec import BrainSpec, EffectorSpec
 from neuraxis.brain.stimulus import as_stimulus
+from neuraxis.engine.cuda.factory import Place, on_cpu, parse_devices
 from neuraxis.engine.placement import Placement, place_regions
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError
 from neuraxis.execution import Simulation
@@ -74,8 +75,10 @@ class Brain:
     Args:
         spec: the description; see `neuraxis.brain.spec`, `Brain.from_file`, `BrainBuilder` and `Config`.
         workers: how many processes; 1 runs in this one, "auto" takes as many cores as pay. Results are the same.
-        executor: who runs it, instead of `workers`. With a LockstepExecutor every rank makes the same brain and calls
-            the same methods of it; see `agree` for what could differ between ranks.
+        device: where the neurons are: "cpu", or a GPU: "cuda", "cuda:1"; for several workers, one for each, as for
+            `Simulation`. Results are the same.
+        executor: who runs it, instead of `workers` and `device`. With a LockstepExecutor every rank makes the same
+            brain and calls the same methods of it; see `agree` for what could differ between ranks.
         batch_tolerance_ms: events of so much time are given to a user's own region in one call.
         on_worker_loss: "raise", or "restart" from the last state saved on the way, with the same result.
         checkpoint_every_ms: how much model time there is between two such states, at least.
@@ -91,6 +94,7 @@ class Brain:
         spec: BrainSpec,
         *,
         workers: int | str = 1,
+        device: Place | Sequence[Place] = "cpu",
         executor: Executor | None = None,
         batch_tolerance_ms: float = 0.1,
         on_worker_loss: str = "raise",
@@ -119,16 +123,21 @@ class Brain:
             if workers not in (1, executor.workers):
                 raise InvalidArgument(f"workers={workers!r}: the executor given has {executor.workers}")
             workers = executor.workers
+        if workers == "auto" and device != "cpu":
+            workers = len(parse_devices(device, 1))
         if workers == "auto":
             workers, self.workers_reason = auto_workers(self._lowered)
             _log.info("workers='auto': %s", self.workers_reason)
         workers = whole(workers, "workers", 1)
-        placement = None
-        if workers > 1 and not (executor is not None and executor.placement):
+        places = parse_devices(device, workers)
+        workers = len(places)
+        placement, on_cpus = None, all(on_cpu(one) for one in places)
+        if workers > 1 and on_cpus and not (executor is not None and executor.placement):
             placement = place_regions(network, workers, self._lowered.groups, whole=self._lowered.kept_whole)
         self._simulation = Simulation(
             network,
             workers,
+            device=device,
             executor=executor,
             record_to=record_to,
             progress=progress,
@@ -139,7 +148,7 @@ class Brain:
             if checkpoint_every_ms is None
             else positive(checkpoint_every_ms, "checkpoint_every_ms"),
         )
-        self._movable = workers > 1 and executor is None
+        self._movable = workers > 1 and executor is None and on_cpus
         self._balance = balance and self._movable
         self._look_again_at = to_steps(_FIRST_LOOK_MS, spec.dt_ms, "time")
         self._progress = progress
@@ -164,6 +173,7 @@ class Brain:
         brain = config.brain
         settings: dict[str, Any] = {
             "workers": brain.workers if brain.parallel else 1,
+            "device": config.global_.device,
             "batch_tolerance_ms": brain.batch_tolerance_ms,
             "on_worker_loss": brain.on_worker_loss,
             "checkpoint_every_ms": brain.checkpoint_every_ms,
@@ -349,6 +359,11 @@ class Brain:
         return self._simulation.workers
 
     @property
+    def device(self) -> str:
+        """Where the neurons are: "cpu", "cuda", or "cuda,cpu" by worker."""
+        return self._simulation.device
+
+    @property
     def leads(self) -> bool:
         """Whether this process writes files and speaks to people; all but one do not, where each has the brain."""
         return self._simulation.leads
@@ -525,7 +540,8 @@ class Brain:
     def __repr__(self) -> str:
         return (
             f"<Brain {self.spec.name!r}: {self.neuron_count:,} neurons in {len(self.spec.regions)} regions, "
-            f"{self.workers} worker{'s' * (self.workers != 1)}, at {self.time_ms:g} ms>"
+            f"{self.workers} worker{'s' * (self.workers != 1)}{f' ({self.device})' * (self.device != 'cpu')}, "
+            f"at {self.time_ms:g} ms>"
         )
 
     # --- helpers ----------------------------------------------------------------------------------------------

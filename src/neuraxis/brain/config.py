@@ -27,7 +27,8 @@ class GlobalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What holds for all of a brain.
 
     Attributes:
-        device: where the regions run whose own description does not name another device than "cpu".
+        device: where the neurons are, and the users' own regions whose description does not name another device than
+            "cpu".
         seed: None: the brain's own.
         dt_ms: None: the brain's own.
     """
@@ -119,7 +120,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, region in spec.regions.items():
             if region.device != "cpu" and region.kind != PYTHON_KIND:
                 raise SpecError(
-                    f"{region.device!r}: regions of neurons run on the CPU; those of kind 'python' may run elsewhere",
+                    f"{region.device!r}: only regions of kind 'python' have a device of their own; say for all neurons "
+                    "where they are: GlobalConfig(device=...), Brain(..., device=...)",
                     spec.name,
                     f"regions.{name}.device",
                 )
@@ -133,7 +135,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {
             name: msgspec.structs.replace(
                 region,
-                device=self.global_.device if region.device == "cpu" else region.device,
+                device=self.global_.device if region.device == "cpu" and region.kind == PYTHON_KIND else region.device,
                 config={**region.config, **self.brain.regions.get(name, {})},
             )
             for name, region in spec.regions.items()

@@ -136,7 +136,12 @@ def _create(name: str, region: RegionSpec, where: str) -> Region:
     from neuraxis.brain.regions import REGION_CREATORS
 
     if region.device != "cpu":
-        raise SpecError(f"{region.device!r}: regions of neurons run on the CPU", where, f"regions.{name}.device")
+        raise SpecError(
+            f"{region.device!r}: only regions of kind 'python' have a device of their own; say for all neurons where "
+            "they are: Brain(..., device=...), --device",
+            where,
+            f"regions.{name}.device",
+        )
     try:
         return REGION_CREATORS[region.kind](region.config, region.device)
     except SpecError:

@@ -39,8 +39,17 @@ def brain_workers(
     default: int | str | None = None,
     lockstep: str | None = None,
     mesh: bool = False,
+    device: str = "cpu",
 ) -> int | str:
-    """What `--workers` and `--sequential` mean; by default all cores."""
+    """What `--workers` and `--sequential` mean; by default all cores, or as many as `--device` names."""
+    if device != "cpu":
+        from neuraxis.engine.cuda.device import parse_device
+
+        for name in device.split(","):
+            parse_device(name.strip())
+        if mesh or lockstep is not None:
+            raise InvalidArgument(f"--device {device}: not with --mesh or --lockstep, whose nodes and ranks use CPUs")
+        default = device.count(",") + 1
     if mesh:
         if given is not None or sequential or lockstep is not None:
             raise InvalidArgument("--mesh: nodes run the brain: not with --workers, --sequential or --lockstep")

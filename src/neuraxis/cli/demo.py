@@ -75,6 +75,7 @@ def _demo(
     *,
     workers: str | None = None,
     sequential: Annotated[bool, Parameter(negative=())] = False,
+    device: str = "cpu",
     lockstep: Lockstep | None = None,
     mesh: Annotated[bool, Parameter(negative=())] = False,
     trials: int = 300,
@@ -92,6 +93,8 @@ def _demo(
         How many processes, or "auto"; by default as many as there are cores.
     sequential
         Run in this process alone.
+    device
+        Where the neurons are: cpu, cuda (a GPU), cuda:1; for several workers one for each, as in cuda,cpu.
     lockstep
         Run as ranks that a launcher has started, over this backend.
     mesh
@@ -118,14 +121,16 @@ def _demo(
     try:
         whole(trials, "--trials", 1)
         whole(seed, "--seed", 0)
-        processes = brain_workers(workers, sequential, lockstep=lockstep, mesh=mesh)
+        processes = brain_workers(workers, sequential, lockstep=lockstep, mesh=mesh, device=device)
         with lockstep_ranks(lockstep, "demo") as ranks:
             if mesh:
                 ranks = mesh_nodes(default_brain(seed), how or MeshOptions())
             ranks.agree(lambda: check_page(html))
-            if ranks.leads:
+            if ranks.leads and "cpu" in device:  # (the kernels of a GPU are compiled for each network, in no time)
                 tell_first_time()
-            with Brain.default(seed, workers=processes, executor=ranks.executor, progress=ranks.progress) as brain:
+            with Brain.default(
+                seed, workers=processes, device=device, executor=ranks.executor, progress=ranks.progress
+            ) as brain:
                 if ranks.leads and not as_json:
                     print(f"{brain!r}: {brain.workers_reason or 'learning ' + task}", file=sys.stderr)
                 learned = CueActionTask(
@@ -136,6 +141,7 @@ def _demo(
                 if brain.leads:
                     write_report(report, html)
                 fingerprint, workers_used, neurons = brain.fingerprint(), brain.workers, brain.neuron_count
+                where = brain.device
     except (NeuraxisError, OSError) as error:
         return tell_error("demo", error, here)
     if not here:
@@ -148,6 +154,7 @@ def _demo(
         "task": task,
         "seed": seed,
         "workers": workers_used,
+        "device": where,
         "neurons": neurons,
         "seconds": session.seconds,
     }

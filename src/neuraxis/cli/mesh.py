@@ -32,6 +32,9 @@ _ACL_EPILOGUE = """Examples:
     neuraxis mesh acl brain.toml --out acl.json5
     neuraxis router --listen tls/0.0.0.0:7447 --tls keys/ --acl acl.json5
 
+  Who may call whom (neuraxis.rpc), with or without a brain:
+    neuraxis mesh acl --calls console:server,arm:server --out acl.json5
+
   Who may do what, for a program:
     neuraxis mesh acl brain.toml --json
 
@@ -92,18 +95,22 @@ def _init(
 
 @app.command(name="acl", help_epilogue=_ACL_EPILOGUE, help_format="plaintext", version_flags=())
 def _acl(
-    brain: Path,
+    brain: Path | None = None,
     *,
+    calls: str = "",
     out: Path | None = None,
     mesh: Annotated[str, Parameter(name="--mesh-name")] = "default",
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
-    """Write the rules that let each role say and hear only what a brain's graph needs.
+    """Write the rules that let each role say and hear only what a brain's graph needs, and call whom it may.
 
     Parameters
     ----------
     brain
         The brain's file.
+    calls
+        Who may call whom: a role and a node with a colon between them, pairs with commas. The node may answer, and call
+        back.
     out
         The file to write (JSON, which JSON5 is too); without it, say who may do what.
     mesh
@@ -115,10 +122,12 @@ def _acl(
 
     from neuraxis.brain import read_spec
     from neuraxis.brain.access import grants_of
-    from neuraxis.mesh.access import access_control, write_access
+    from neuraxis.mesh.access import access_control, with_calls, write_access
 
     try:
-        grants = grants_of(read_spec(brain))
+        if brain is None and not calls:
+            raise InvalidArgument("a brain's file is expected, or --calls, or both")
+        grants = with_calls([] if brain is None else grants_of(read_spec(brain)), _pairs(calls))
         access_control(mesh, grants)
         if out is not None:
             write_access(out, mesh, grants)
@@ -136,6 +145,7 @@ def _acl(
         for what, names in (
             ("says", grant.publishes),
             ("hears", grant.subscribes),
+            ("calls", grant.calls),
             ("asks", [f"{topic} of {node}" for node, topic in grant.requests]),
             ("never", [f"{topic} of {node}" for node, topic in grant.never_requests]),
         ):
@@ -149,6 +159,13 @@ def _words(text: str) -> list[str]:
     if not all(words):
         raise InvalidArgument(f"{text!r}: names with commas between them are expected")
     return words
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs = [tuple(word.split(":")) for word in _words(text)]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise InvalidArgument(f"--calls {text!r}: roles and nodes are expected, as in console:server,arm:server")
+    return [(role, node) for role, node in pairs]
 
 
 def _roles_of(brain: Path) -> list[str]:

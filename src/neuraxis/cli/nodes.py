@@ -93,14 +93,13 @@ def _show(node: Node, console: Console, as_json: bool) -> int:
 
 def _draw(node: Node, console: Console) -> int:
     """A table that is drawn again every second, and when somebody joins or leaves."""
-    from queue import Empty, SimpleQueue
-
     from rich.live import Live
     from rich.text import Text
 
     from neuraxis.observe.mesh_tables import NODES, node_rows, rich_table
+    from neuraxis.timed_queue import Empty, TimedQueue
 
-    changes: SimpleQueue[Peer] = SimpleQueue()
+    changes: TimedQueue[Peer] = TimedQueue()
     node.on_join(changes.put)
     node.on_leave(changes.put)
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -117,12 +116,11 @@ def _draw(node: Node, console: Console) -> int:
 
 def _tell(node: Node, as_json: bool) -> int:
     """A line for each that joins or leaves."""
-    from queue import Empty, SimpleQueue
-
     from neuraxis.observe.mesh_tables import node_data
     from neuraxis.observe.mesh_values import printable
+    from neuraxis.timed_queue import Empty, TimedQueue
 
-    changes: SimpleQueue[tuple[str, Peer]] = SimpleQueue()
+    changes: TimedQueue[tuple[str, Peer]] = TimedQueue()
     node.on_leave(lambda peer: changes.put(("leave", peer)))
     node.on_join(lambda peer: changes.put(("join", peer)))
     while True:

@@ -90,6 +90,7 @@ def _run(
     time_ms: float | None = None,
     workers: str | None = None,
     sequential: Annotated[bool, Parameter(negative=())] = False,
+    device: str = "cpu",
     lockstep: Lockstep | None = None,
     mesh: Annotated[bool, Parameter(negative=())] = False,
     clock: Literal["lockstep", "realtime"] = "lockstep",
@@ -124,6 +125,8 @@ def _run(
         How many processes, or "auto"; by default as many as pay.
     sequential
         Run in this process alone.
+    device
+        Where the neurons are: cpu, cuda (a GPU), cuda:1; for several workers one for each, as in cuda,cpu.
     lockstep
         Run as ranks that a launcher has started, over this backend.
     mesh
@@ -162,7 +165,7 @@ def _run(
 
     here = is_told_here(lockstep)
     try:
-        processes = brain_workers(workers, sequential, "auto", lockstep, mesh)
+        processes = brain_workers(workers, sequential, "auto", lockstep, mesh, device)
         _check_mesh(mesh, clock, remote, region_states, on_worker_loss, task, stimulus, checkpoint, record)
         if lockstep is not None and on_worker_loss == "restart":
             raise InvalidArgument("--on-worker-loss restart: not with --lockstep; see neuraxis launch --max-restarts")
@@ -187,11 +190,12 @@ def _run(
             shown = StimulusFile() if stimulus is None else read_stimulus(stimulus, spec)
             if time_ms is None:
                 time_ms = shown.steps * spec.dt_ms if stimulus is not None else 1000.0
-            if ranks.leads:
+            if ranks.leads and "cpu" in device:  # (the kernels of a GPU are compiled for each network, in no time)
                 tell_first_time()
             with Brain(
                 spec,
                 workers=processes,
+                device=device,
                 executor=ranks.executor,
                 on_worker_loss=on_worker_loss,
                 record_to=record,
@@ -299,6 +303,7 @@ def _print(answer: dict[str, Any]) -> None:
         print(f"  {region:<16} {rate:6.2f} Hz")
     print(
         f"{answer['time_ms']:,.0f} ms of {answer['neurons']:,} neurons on {answer['workers']} "
-        f"worker{'s' * (answer['workers'] != 1)}, real-time factor {answer['real_time_factor']:.3f}"
+        f"worker{'s' * (answer['workers'] != 1)}{' (' + answer['device'] + ')' if answer['device'] != 'cpu' else ''}, "
+        f"real-time factor {answer['real_time_factor']:.3f}"
     )
     print(f"fingerprint {answer['fingerprint']}")

@@ -71,8 +71,11 @@ class EncodedRule:
     listed_order: NDArray[np.int64] = field(default_factory=lambda: _NONE)
 
 
-def encode_rule(projection: Projection, part: Slice, seed: int) -> EncodedRule:
-    """The projection's rule, for the neurons of `part` (a slice of its post population) as targets."""
+def encode_rule(projection: Projection, part: Slice, seed: int, *, totals: bool = True) -> EncodedRule:
+    """The projection's rule, for the neurons of `part` (a slice of its post population) as targets.
+
+    Without `totals` the in-degrees that a fixed total number gives the targets are left to the caller to draw.
+    """
     rule, n_pre = projection.rule, projection.pre.n
     no_self = int(projection.same_population and not getattr(rule, "autapses", True))
     distinct = int(not getattr(rule, "multapses", True))
@@ -90,6 +93,8 @@ def encode_rule(projection: Projection, part: Slice, seed: int) -> EncodedRule:
     if isinstance(rule, FixedInDegree):
         return EncodedRule(words(drawing.IN_DEGREE), rule.k, counts=np.full(part.n, rule.k, np.int64))
     if isinstance(rule, FixedTotalNumber) and rule.multapses:
+        if not totals:
+            return EncodedRule(words(drawing.IN_DEGREE), 0)
         counts = in_degrees_of_total(rule.n, projection.post.n, part.first, part.last, seed, projection.index)
         return EncodedRule(words(drawing.IN_DEGREE), int(counts.max(initial=0)), counts=counts)
     if isinstance(rule, FixedTotalNumber):

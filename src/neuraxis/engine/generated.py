@@ -29,7 +29,15 @@ from numba import types
 from neuraxis.compiled import compiled_c_function, digest_of_sources
 from neuraxis.network.neuron_model import NeuronModel
 
-__all__ = ["BLOCK", "POISSON_SIZES", "BlockLayout", "cache_folder", "poisson_function", "update_function"]
+__all__ = [
+    "BLOCK",
+    "POISSON_SIZES",
+    "BlockLayout",
+    "cache_folder",
+    "poisson_function",
+    "typed_function",
+    "update_function",
+]
 
 BLOCK = 1024
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
@@ -99,10 +107,17 @@ def poisson_function(usual: int, thresholds: int) -> Any:
     return _compiled("poisson", _poisson_source(usual, thresholds), "poisson", _POISSON)
 
 
+def typed_function(model: NeuronModel) -> ast.FunctionDef:
+    """The model's function with its numbers 32 bits wide, and the module's own numbers put in place of their names."""
+    tree = ast.fix_missing_locations(_Literals(model.globals_used).visit(ast.parse(model.source)))
+    function: ast.FunctionDef = tree.body[0]
+    return function
+
+
 def _update_source(model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int]) -> str:
     lines = [_HEADER]
-    function = ast.fix_missing_locations(_Literals(model.globals_used).visit(ast.parse(model.source)))
-    function.body[0].name = "advance_neuron"
+    function = typed_function(model)
+    function.name = "advance_neuron"
     # Divisions by zero give infinity, as in NumPy: a check for each would keep the loop from being vectorised.
     lines += ["", "", '@njit(error_model="numpy")', ast.unparse(function), "", ""]
     lines += [

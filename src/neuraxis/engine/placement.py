@@ -20,6 +20,7 @@ __all__ = [
     "describe_slices",
     "expected_load",
     "place",
+    "place_on_devices",
     "place_regions",
     "step_cost_ns",
 ]
@@ -83,6 +84,35 @@ def place(network: Network, shards: int, together: Sequence[Collection[int]] = (
             held[lightest].append(Slice(index, 0, network.populations[index].n))
             total[lightest] += network.populations[index].n * load[index]
     return tuple(tuple(sorted(slices, key=lambda one: one.population)) for slices in held)
+
+
+def place_on_devices(network: Network, gpus: Sequence[bool], together: Sequence[Collection[int]] = ()) -> Placement:
+    """The slices of each shard where some are on a GPU: `gpus` says which.
+
+    The GPUs share all neurons, as shards on the CPU would: a step there costs next to nothing for each neuron, and most
+    for what comes from elsewhere. Only the groups in `together`, of populations that live beside Python code, are left
+    to the shards on the CPU, if there are any.
+    """
+    cards = [shard for shard, gpu in enumerate(gpus) if gpu]
+    cores = [shard for shard, gpu in enumerate(gpus) if not gpu]
+    groups = _joined(together)
+    left = {index for group in groups for index in group if cores}
+    held: list[tuple[Slice, ...]] = [()] * len(gpus)
+    for shard, slices in zip(cards, place(network, len(cards), groups), strict=True):
+        held[shard] = tuple(part for part in slices if part.population not in left)
+    if cores:
+        for shard, slices in zip(cores, place(network, len(cores), groups), strict=True):
+            held[shard] = tuple(part for part in slices if part.population in left)
+    return tuple(held)
+
+
+def _joined(groups: Sequence[Collection[int]]) -> list[set[int]]:
+    """The groups, those with a member in common as one."""
+    found: list[set[int]] = []
+    for group in groups:
+        same = [one for one in found if one & set(group)]
+        found = [one for one in found if one not in same] + [set(group).union(*same)]
+    return found
 
 
 def check_placement(network: Network, placement: Placement, shards: int) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
 from neuraxis.engine.decay import decay_table
 from neuraxis.engine.encoding import encode_rule
 from neuraxis.engine.generated import BLOCK
+from neuraxis.engine.random import GOLDEN, mix
 from neuraxis.engine.static_tables import Accumulators, delay_classes, scan
 from neuraxis.engine.synapses import COUNT, PLASTIC, count_to_starts
 from neuraxis.network import STDP, Network, Projection, RewardSTDP
 from neuraxis.network.arithmetic import exp, power
 from neuraxis.network.grid import to_steps
 
-__all__ = ["PlasticTable", "build_plastic_table"]
+__all__ = ["PlasticTable", "build_plastic_table", "describe_plastic_table"]
 
 FIRST_CAPACITY = 16  # capacities are powers of two
 
@@ -26,15 +29,14 @@ Array = NDArray[np.generic]
 
 @dataclass
 class PlasticTable:
-    """Arrays of a plastic projection; `row` is their description for the kernels (see `plan`)."""
+    """Arrays of a plastic projection; `row` is their description for the kernels (see `plan`).
+
+    Those of its synapses are empty until `put_synapses`: where a GPU has the synapses, they may never be asked for.
+    """
 
     projection: Projection
     accumulators: Accumulators
     delays: NDArray[np.int64]
-    index: NDArray[np.uint32]
-    targets: NDArray[np.uint32]  # neuron within the slice
-    weights: NDArray[np.float32]
-    eligibilities: NDArray[np.float32]
     last: NDArray[np.int32]
     applied: NDArray[np.int32]
     trace: NDArray[np.float32]
@@ -49,17 +51,31 @@ class PlasticTable:
     every: int
     signal: str  # what modulates the weights
     scale_every: int
+    synapses: int = 0
+    index: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    targets: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))  # neuron within the slice
+    weights: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    eligibilities: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(w.L_WORDS, np.int64))
 
     @property
-    def synapses(self) -> int:
-        return len(self.weights)
+    def segments(self) -> int:
+        return self.projection.pre.n * len(self.delays)
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in (self.index, self.targets, self.weights, self.eligibilities)) + sum(
             a.nbytes for a in (self.last, self.applied, self.trace, self.resource)
         )
+
+    def put_synapses(
+        self, index: NDArray[np.uint32], targets: NDArray[np.uint32], weights: NDArray[np.float32]
+    ) -> None:
+        """Give the table its synapses."""
+        self.synapses = len(weights)
+        self.index, self.targets, self.weights = index, targets, weights
+        self.eligibilities = np.zeros(self.synapses if self.kind == w.REWARD else 1, np.float32)
+        self.describe_arrays()
 
     def describe(self, row: NDArray[np.int64], accumulators: NDArray[np.int32]) -> None:
         """Write the description of the table to `row`, which the kernels read from then on."""
@@ -131,6 +147,16 @@ class PlasticTable:
             self.post_traces[has, counts[has] - 1 - back] = traces[has, given - 1 - back]
         self.post_count[:] = counts
 
+    @property
+    def salt(self) -> int:
+        """What makes the hashes of this projection's weights differ from others'."""
+        return 1000 + self.projection.index
+
+    def hash_weights(self) -> int:
+        """The sum of the hashes of all weights, each with its place, modulo 2^64: it does not depend on their order."""
+        first, weights = np.uint64(self.accumulators.part.first), self.weights.view(np.uint32)
+        return int(_sum_of_hashes(self.index, self.targets, weights, first, np.uint64(self.salt)))
+
     def by_target(self) -> NDArray[np.int64]:
         """The order of the synapses by target, then source, then delay: the same for any number of shards."""
         return np.argsort(self.targets, kind="stable")
@@ -140,15 +166,15 @@ def build_plastic_table(
     network: Network, projection: Projection, accumulators: Accumulators, clipped: NDArray[np.int64]
 ) -> PlasticTable:
     """The table of the synapses that a plastic projection makes onto a slice."""
-    dt_ms, part = network.dt_ms, accumulators.part
-    delays = delay_classes(network, [projection])
-    index = np.zeros(projection.pre.n * len(delays) + 2, np.uint32)
+    part = accumulators.part
+    table = describe_plastic_table(network, projection, accumulators)
+    index = np.zeros(table.segments + 2, np.uint32)
     rule = encode_rule(projection, part, network.seed)
 
     def run(mode: int, targets: NDArray[np.uint32], weights: NDArray[np.float32]) -> None:
         scan(
-            mode, network, projection, rule, (part.first, part.last), part.first, delays, len(delays), 0, 0, BLOCK, 1.0,
-            index,
+            mode, network, projection, rule, (part.first, part.last), part.first, table.delays, len(table.delays), 0, 0,
+            BLOCK, 1.0, index,
             np.empty(0, np.uint32), (targets, weights), clipped,
         )  # fmt: skip
 
@@ -156,7 +182,14 @@ def build_plastic_table(
     synapses = count_to_starts(index)
     targets, weights = np.empty(synapses, np.uint32), np.empty(synapses, np.float32)
     run(PLASTIC, targets, weights)
+    table.put_synapses(index, targets, weights)
+    return table
 
+
+def describe_plastic_table(network: Network, projection: Projection, accumulators: Accumulators) -> PlasticTable:
+    """The table of a projection onto a slice with what its rule knows and remembers, and no synapse."""
+    dt_ms, part = network.dt_ms, accumulators.part
+    delays = delay_classes(network, [projection])
     pairing, scaling, short_term = projection.pairing, projection.scaling, projection.short_term
     segments = projection.pre.n * len(delays)
     p = np.zeros(w.F_WORDS, np.float32)
@@ -199,10 +232,6 @@ def build_plastic_table(
         projection=projection,
         accumulators=accumulators,
         delays=delays,
-        index=index,
-        targets=targets,
-        weights=weights,
-        eligibilities=np.zeros(synapses if kind == w.REWARD else 1, np.float32),
         last=np.zeros(remembering, np.int32),
         applied=np.zeros(remembering, np.int32),
         trace=np.full(remembering, trace_at_first, np.float32),
@@ -218,3 +247,13 @@ def build_plastic_table(
         signal=signal,
         scale_every=scale_every,
     )
+
+
+@compiled
+def _sum_of_hashes(index: Any, targets: Any, weights: Any, first_target: np.uint64, salt: np.uint64) -> np.uint64:
+    total = np.uint64(0)
+    for segment in range(len(index) - 2):
+        for j in range(np.uint64(index[segment]), np.uint64(index[segment + 1])):
+            key = (np.uint64(segment) << np.uint64(32)) | (np.uint64(targets[j]) + first_target)
+            total += mix(mix(key + GOLDEN * salt) ^ np.uint64(weights[j]))
+    return total

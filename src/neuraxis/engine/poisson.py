@@ -10,23 +10,30 @@ from numpy.typing import NDArray
 from neuraxis.engine.generated import BLOCK, POISSON_SIZES, poisson_function
 from neuraxis.network.arithmetic import exp
 
-__all__ = ["poisson_table", "poisson_thresholds"]
+__all__ = ["poisson_kernel", "poisson_table", "poisson_thresholds"]
 
 
-def poisson_table(mean: NDArray[np.float64], n: int) -> tuple[Any, NDArray[np.generic]]:
-    """(the compiled function or None, and its table) for n neurons: one mean for all, or one for each."""
+def poisson_kernel(table: NDArray[Any]) -> Any:
+    """The compiled function for a table of thresholds; None for one of means."""
+    if table.dtype != np.int32:
+        return None
+    # How many thresholds settle all but one in ten thousand draws, rounded up to have few kernels.
+    usual = 2 + int(np.count_nonzero(table < 2**31 - 2**32 * 1e-4))
+    return poisson_function(min(usual + usual % 2, len(table)), len(table))
+
+
+def poisson_table(mean: NDArray[np.float64], n: int) -> NDArray[np.generic]:
+    """Thresholds (int32) where one mean for all n neurons has few; else (probability of none, mean) of each neuron."""
     if mean.ndim == 0:
         thresholds = poisson_thresholds(float(mean))
         if thresholds is not None:
-            # How many thresholds settle all but one in ten thousand draws, rounded up to have few kernels.
-            usual = 2 + int(np.count_nonzero(thresholds < 2**31 - 2**32 * 1e-4))
-            return poisson_function(min(usual + usual % 2, len(thresholds)), len(thresholds)), thresholds
+            return thresholds
         mean = np.full(n, float(mean))
     pairs = np.zeros((-(-n // BLOCK) * BLOCK, 2))
     decays = {float(m): exp(-float(m)) for m in np.unique(mean)}
     pairs[:n, 0] = [decays[float(m)] for m in mean]
     pairs[:n, 1] = mean
-    return None, pairs
+    return pairs
 
 
 def poisson_thresholds(mean: float) -> NDArray[np.int32] | None:

@@ -21,8 +21,8 @@ from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.outboxes import Listener, Outboxes, level_listeners, longest_delay
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.plastic_tables import PlasticTable, build_plastic_table
-from neuraxis.engine.poisson import poisson_table
-from neuraxis.engine.static_tables import build_static_tables
+from neuraxis.engine.poisson import poisson_kernel, poisson_table
+from neuraxis.engine.static_tables import StaticTable, build_static_tables
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Probe, Projection
 from neuraxis.network.arithmetic import exp
@@ -64,14 +64,20 @@ class Shard:
         self._injected: list[NDArray[np.uint64]] = []
         self._inputs: list[NDArray[np.uint64]] = []
         self._calendars: list[NDArray[np.uint64]] = []
+        # What the rows of Poisson inputs, pulses and slices point to.
+        self._poisson_tables: list[NDArray[np.generic]] = []
+        self._pulse_values: list[NDArray[np.float32] | None] = []
+        self._masks: list[NDArray[np.uint8]] = []
         self._due = np.zeros((0, 0), np.int64)
         self.parts = make_parts(network, self.slices)
+        self.held = self.parts  # the same for who only asks which neurons there are, and not for their states
         size = max(
             (p.accumulators.first + p.accumulators.blocks * p.accumulators.stride for p in self.parts), default=1
         )
         self.accumulators = np.zeros(size, np.int32)
-        self.static = build_static_tables(network, [p.accumulators for p in self.parts], progress, self.clipped)
-        self.plastic = self._make_plastic(progress)
+        self.static = self._make_static(progress)
+        self.plastic_held = self._make_plastic(progress)  # for who asks for nothing of single synapses
+        self.plastic = self.plastic_held
         self.spikes_installed = 0  # of the counts, those that a restored state brought
         self.silent: frozenset[int] = frozenset()
         self.frozen: frozenset[int] = frozenset()
@@ -146,6 +152,9 @@ class Shard:
         """After histories of post spikes were replaced: see which have room."""
         look_for_room_in(self.plastic_rows)
 
+    def take_over(self, *, weights: bool = False) -> None:
+        """Somebody is about to change states or levels; `weights`: or plastic synapses. (A GPU may have them.)"""
+
     def flush(self) -> None:
         """Bring all plastic weights up to date. This changes no result."""
         flush_tables(self.plastic_rows, self.step)
@@ -181,7 +190,7 @@ class Shard:
 
     @property
     def plastic_synapses(self) -> int:
-        return sum(table.synapses for table in self.plastic)
+        return sum(table.synapses for table in self.plastic_held)
 
     @property
     def synapse_bytes(self) -> int:
@@ -193,25 +202,33 @@ class Shard:
         Those of static projections are drawn again: the weights are what was drawn, not yet rounded to fixed point.
         Sorted by post, then pre, then delay.
         """
-        part = next((one for one in self.parts if one.part.population == projection.post.index), None)
+        part = next((one for one in self.held if one.part.population == projection.post.index), None)
         if part is None:
             none = np.zeros(0, np.int64)
             return {"pre": none, "post": none, "delay_steps": none, "weight": np.zeros(0, np.float32)}
-        table = next((one for one in self.plastic if one.projection.index == projection.index), None)
-        if table is None:
-            table = build_plastic_table(self.network, projection, part.accumulators, np.zeros(2, np.int64))
-        else:
+        if projection.plasticity:
             self.flush()
+            table = self._plastic_table(projection)
+        else:
+            table = build_plastic_table(self.network, projection, part.accumulators, np.zeros(2, np.int64))
         order = table.by_target()
         classes = len(table.delays)
         counts: NDArray[np.int64] = np.diff(table.index[:-1].astype(np.int64))  # type: ignore[assignment]
-        segments = np.repeat(np.arange(projection.pre.n * classes), counts)[order]
+        segments = np.repeat(np.arange(table.segments), counts)[order]
         return {
             "pre": segments // classes,
             "post": table.targets[order].astype(np.int64) + part.part.first,
             "delay_steps": table.delays[segments % classes],
             "weight": table.weights[order],
         }
+
+    def _plastic_table(self, projection: Projection) -> PlasticTable:
+        """The table of a plastic projection onto this shard's neurons, with its synapses."""
+        return next(one for one in self.plastic if one.projection.index == projection.index)
+
+    def hash_weights(self, table: PlasticTable) -> int:
+        """Of the plastic synapses in one of the tables that are held."""
+        return table.hash_weights()
 
     def level(self, modulator: int) -> float | None:
         """A neuromodulator's level above its baseline; None where this shard does not follow it."""
@@ -232,9 +249,26 @@ class Shard:
         return self.me == min(self._level_listeners[modulator])
 
     def set_level(self, modulator: int, level: float) -> None:
+        self.take_over()
         self._levels[modulator] = level
 
     # --- to build -------------------------------------------------------------------------------------------------
+
+    def _make_static(self, progress: Callable[[int], None]) -> list[StaticTable]:
+        return build_static_tables(self.network, [p.accumulators for p in self.parts], progress, self.clipped)
+
+    def _kernel_of(self, part: NeuronPart) -> int:
+        """The address of the compiled update of a slice's model."""
+        model = part.population.model
+        update = update_function(model, part.layout, model.values(self.network.dt_ms))
+        self._keep.append(update)
+        return int(update.address)
+
+    def _poisson_kernel(self, table: NDArray[np.generic]) -> int:
+        """The address of the compiled Poisson input; 0 where its table is one of means."""
+        function = poisson_kernel(table)
+        self._keep.append(function)
+        return 0 if function is None else int(function.address)
 
     def _make_plastic(self, progress: Callable[[int], None]) -> list[PlasticTable]:
         made = []
@@ -289,8 +323,8 @@ class Shard:
         self._due = np.zeros((len(self.static), slots), np.int64)
         self._make_calendars(FIRST_CALENDAR_ROOM)
 
-        self.plastic_rows = np.zeros((len(self.plastic), w.L_WORDS), np.int64)
-        for row, table in zip(self.plastic_rows, self.plastic, strict=True):
+        self.plastic_rows = np.zeros((len(self.plastic_held), w.L_WORDS), np.int64)
+        for row, table in zip(self.plastic_rows, self.plastic_held, strict=True):
             table.describe(row, self.accumulators)
 
         self._describe_signals()
@@ -361,7 +395,7 @@ class Shard:
             ],
             np.int64,
         ).reshape(-1, 2)
-        for table in self.plastic:
+        for table in self.plastic_held:
             # Learning follows a neuromodulator's level above its baseline, and a rhythm's value.
             if table.signal in places:
                 place = places[table.signal]
@@ -374,9 +408,7 @@ class Shard:
         """Describe a slice to the kernels; how many of its spikes one step can record."""
         network, dt_ms, population = self.network, self.network.dt_ms, part.population
         model, layout, first, last = population.model, part.layout, part.part.first, part.part.last
-        update = update_function(model, layout, model.values(dt_ms))
-        self._keep.append(update)
-        row[w.S_UPDATE] = update.address
+        row[w.S_UPDATE] = self._kernel_of(part)
         row[w.S_BLOCKS] = part.blocks.ctypes.data
         row[w.S_BLOCK_BYTES] = part.blocks.shape[1] * BLOCK * 4
         row[w.S_N] = part.part.n
@@ -394,13 +426,12 @@ class Shard:
             if given.population.index == population.index:
                 lsb = 2.0 ** network.exponent(population, given.receptor)
                 rate = given.rate_hz[first:last] if isinstance(given.rate_hz, np.ndarray) else given.rate_hz
-                function, table = poisson_table(np.asarray(rate) * dt_ms * 1e-3, part.part.n)
-                self._keep += [function, table]
+                table = poisson_table(np.asarray(rate) * dt_ms * 1e-3, part.part.n)
+                self._poisson_tables.append(table)
                 start, stop = _interval(given.start_ms, given.stop_ms, dt_ms)
                 receptor = model.receptors.index(given.receptor) * BLOCK * 4
                 weight = int(np.rint(given.weight / lsb))
-                address = 0 if function is None else int(function.address)
-                poissons.append([address, table.ctypes.data, weight, receptor, start, stop])
+                poissons.append([self._poisson_kernel(table), table.ctypes.data, weight, receptor, start, stop])
         row[w.S_POISSON_END] = len(poissons)
 
         row[w.S_PULSE_FIRST] = len(pulses)
@@ -409,9 +440,10 @@ class Shard:
                 start, stop = _interval(current.start_ms, current.stop_ms, dt_ms)
                 if isinstance(current.amplitude_pa, np.ndarray):
                     values = np.ascontiguousarray(current.amplitude_pa[first:last], np.float32)
-                    self._keep.append(values)
+                    self._pulse_values.append(values)
                     pulses.append([start, stop, 0, values.ctypes.data])
                 else:
+                    self._pulse_values.append(None)
                     pulses.append([start, stop, _bits(current.amplitude_pa), 0])
         row[w.S_PULSE_END] = len(pulses)
 
@@ -432,12 +464,12 @@ class Shard:
                     mask[:] = 1
                 else:
                     mask[probe.subset[(probe.subset >= first) & (probe.subset < last)] - first] = 1
-        self._keep.append(mask)
+        self._masks.append(mask)
         recorded = int(mask.sum())
         row[w.S_RECORD] = 0 if recorded == 0 else 1 if recorded == part.part.n else 2
         row[w.S_MASK] = mask.ctypes.data
 
-        tied = [i for i, table in enumerate(self.plastic) if table.accumulators is part.accumulators]
+        tied = [i for i, table in enumerate(self.plastic_held) if table.accumulators is part.accumulators]
         if tied:
             row[w.S_PLASTIC_FIRST], row[w.S_PLASTIC_END] = tied[0], tied[-1] + 1
         return recorded
@@ -467,7 +499,7 @@ class Shard:
         for probe in self.network.probes:
             if probe.what == "spikes":
                 continue
-            for part in self.parts:
+            for part in self.held:
                 if part.part.population != probe.population.index:
                     continue
                 wanted = np.arange(probe.population.n) if probe.subset is None else probe.subset
@@ -496,7 +528,7 @@ class Shard:
 
     def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
         """Let neurons (ids in the network) emit spikes in steps to come; those of other shards are left to them."""
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.held):
             first = part.population.first_id + part.part.first
             here = (ids >= first) & (ids < first + part.part.n)
             if here.any():
@@ -523,7 +555,7 @@ class Shard:
     def pending_spikes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(steps, ids in the network) of the injected spikes that are still to come."""
         steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for part, injected in zip(self.parts, self._injected, strict=True):
+        for part, injected in zip(self.held, self._injected, strict=True):
             left = injected[injected >= np.uint64((self.step + 1) << 32)]
             steps.append((left >> np.uint64(32)).astype(np.int64))
             local = (left & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -531,11 +563,11 @@ class Shard:
         return np.concatenate(steps), np.concatenate(ids)
 
     def forget_injected(self) -> None:
-        self._injected = [np.zeros(0, np.uint64) for _ in self.parts]
+        self._injected = [np.zeros(0, np.uint64) for _ in self.held]
 
     def _merge_inputs(self) -> None:
         """Set what each slice is told to emit from the next step on."""
-        for i in range(len(self.parts)):
+        for i in range(len(self.held)):
             self._merge_inputs_of(i)
 
     def _merge_inputs_of(self, i: int) -> None:
@@ -550,7 +582,7 @@ class Shard:
     def silence(self, populations: Iterable[int]) -> None:
         """Have exactly these populations neither updated nor heard from the next step on."""
         silent = set(populations)
-        for row, part in zip(self.slice_rows, self.parts, strict=True):
+        for row, part in zip(self.slice_rows, self.held, strict=True):
             if row[w.S_SILENT] and part.part.population not in silent:
                 size = part.accumulators.blocks * part.accumulators.stride
                 self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
@@ -562,7 +594,7 @@ class Shard:
         """Have exactly these projections keep their weights as they are from the next step on."""
         self.frozen = frozenset(projections)
         self.flush()
-        for table in self.plastic:
+        for table in self.plastic_held:
             table.row[w.L_FROZEN] = table.projection.index in self.frozen
 
 

@@ -17,11 +17,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.compiled import compiled
 from neuraxis.engine import plan as w
 from neuraxis.engine.neurons import NeuronPart
 from neuraxis.engine.plastic_tables import PlasticTable
-from neuraxis.engine.random import GOLDEN, mix
+from neuraxis.engine.random import GOLDEN
 from neuraxis.engine.shard import Shard
 
 __all__ = [
@@ -123,6 +122,7 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
 
     `totals`: whether this shard takes over what was counted; by default the first of them does, for all.
     """
+    shard.take_over(weights=True)
     for part in shard.parts:
         given = saved.neurons(part.part.population, part.part.first, part.part.last)
         for name in part.layout.states:
@@ -168,31 +168,13 @@ def state_hash(shard: Shard) -> int:
             values = np.ascontiguousarray(piece.arrays[name]).view(np.uint32).reshape(len(ids), -1)
             for column in range(values.shape[1]):
                 total += _sum_of_hashes(ids, 2 * place + column + 1, values[:, column])
-    for table in shard.plastic:
-        salt = np.uint64(1000 + table.projection.index)
-        first = np.uint64(table.accumulators.part.first)
-        total += int(_hash_synapses(table.index, table.targets, table.weights.view(np.uint32), first, salt))
+    for table in shard.plastic_held:
+        total += shard.hash_weights(table)
     for place in range(len(shard._levels)):
         if shard.speaks_for_level(place):  # what several shards hold alike counts once
             one = shard._levels[place : place + 1]
             total += _sum_of_hashes(np.array([place], np.uint64), 999, one.view(np.uint32))
     return total % 2**64
-
-
-@compiled
-def _hash_synapses(
-    index: NDArray[np.uint32],
-    targets: NDArray[np.uint32],
-    weights: NDArray[np.uint32],
-    first_target: np.uint64,
-    salt: np.uint64,
-) -> np.uint64:
-    total = np.uint64(0)
-    for segment in range(len(index) - 2):
-        for j in range(np.uint64(index[segment]), np.uint64(index[segment + 1])):
-            key = (np.uint64(segment) << np.uint64(32)) | (np.uint64(targets[j]) + first_target)
-            total += mix(mix(key + GOLDEN * salt) ^ np.uint64(weights[j]))
-    return total
 
 
 def _sum_of_hashes(keys: NDArray[np.uint64], salt: int, values: NDArray[np.uint32]) -> int:

@@ -96,6 +96,7 @@ class Executor(Protocol):
 
     workers: int
     placement: Placement  # which shard has which neurons; before the start, what is wanted, or () for whatever suits
+    device: str  # where the shards run, for people to read: "cpu", "cuda", "cuda,cpu"
     leads: bool  # whether this process writes files; False for all but one where each has the same simulation
 
     def start(
@@ -155,11 +156,10 @@ class Executor(Protocol):
 
 
 def merge_recorded(pieces: list[Recorded]) -> Recorded:
-    """What several shards recorded in the same steps, as one."""
+    """What several shards recorded in the same steps, or one shard in one stretch after the other, as one."""
     if len(pieces) == 1:
         return pieces[0]
-    steps = np.concatenate([piece.steps for piece in pieces])
-    ids = np.concatenate([piece.ids for piece in pieces])
-    order = np.lexsort((ids, steps))
+    spikes = np.concatenate([piece.steps << 32 | piece.ids for piece in pieces])
+    spikes.sort(kind="stable")  # each piece is in order: this kind of sorting only merges them
     samples = [sample for piece in pieces for sample in piece.samples]
-    return Recorded(steps[order], ids[order], samples, sum(piece.spikes for piece in pieces))
+    return Recorded(spikes >> 32, spikes & 0xFFFFFFFF, samples, sum(piece.spikes for piece in pieces))

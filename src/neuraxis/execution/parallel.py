@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from neuraxis.comm.region import SharedRegion
+from neuraxis.engine.cuda.factory import Place, device_names, on_cpu, parse_devices, require
 from neuraxis.engine.outboxes import Outboxes
-from neuraxis.engine.placement import Placement, check_placement, describe_slices, place
+from neuraxis.engine.placement import Placement, check_placement, describe_slices, place, place_on_devices
 from neuraxis.errors import CheckpointError, InvalidArgument, LaunchError, LineTimeout, ShardFailed, WorkerFailed
 from neuraxis.execution.executor import BuildReport
 from neuraxis.execution.notes import NOTES_BYTES, Notes
@@ -37,15 +38,28 @@ _LOG_LINES = 5
 class ParallelExecutor(ShardsTogether):
     """`workers` processes, each with a shard of the network."""
 
-    def __init__(self, workers: int, *, timeout_s: float | None = None, placement: Placement | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        timeout_s: float | None = None,
+        placement: Placement | None = None,
+        devices: str | Sequence[Place] = (),
+    ) -> None:
         """
         Args:
             timeout_s: how long a command may take once all is built (None: while all workers live, any time).
-            placement: who has which neurons; by default every worker has a part of every large population.
+            placement: who has which neurons; by default every worker has a part of every large population, or, where
+                some have a GPU, these have everything but the populations of users' own regions.
+            devices: where each worker runs its shard: ("cuda:0", "cpu", ...); by default all on the CPU.
         """
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         self.workers = workers
+        self._places = parse_devices(devices or "cpu", workers)
+        if len(self._places) != workers:
+            raise InvalidArgument(f"devices={self._places!r}: one for each of {workers} workers is expected")
+        self.device = device_names(self._places)
         self._timeout_s = timeout_s
         self.placement: Placement = placement or ()
         self._residents: tuple[Resident, ...] = ()
@@ -66,11 +80,16 @@ class ParallelExecutor(ShardsTogether):
                     f"region {one.name!r}: create={one.create!r} cannot be found in a worker process: this program "
                     "is no file that can be imported; put the region into a module"
                 )
+        require(self._places)
         placement = self.placement
+        together = [(one.population, one.mark) for one in residents]
+        gpus = [not on_cpu(one) for one in self._places]
         if placement:
             check_placement(network, placement, self.workers)
+        elif any(gpus):
+            placement = place_on_devices(network, gpus, together)
         else:
-            placement = place(network, self.workers, together=[(one.population, one.mark) for one in residents])
+            placement = place(network, self.workers, together)
         try:
             self._team = Team(serve, self.workers, grace_s=1.0)
             return self._build(network, placement, progress)
@@ -92,7 +111,7 @@ class ParallelExecutor(ShardsTogether):
     def _build(self, network: Network, placement: Placement, progress: Callable[[int], None]) -> BuildReport:
         """Have every worker build its shard."""
         assert self._team is not None
-        setup = Setup(network, placement, "", _patience(self.workers), self._residents)
+        setup = Setup(network, placement, "", _patience(self.workers), self._residents, self._places)
         region = SharedRegion.create(setup.region_bytes)
         old, self._region = self._region, region
         self._setup = setup = replace(setup, region=region.name)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine import plan
+from neuraxis.engine.cuda.factory import Place, make_shard, open_device
 from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.shard import Shard
 from neuraxis.engine.state import export_state, install_state, state_hash
 from neuraxis.execution.checkpoint import SavedState, write_shard
 from neuraxis.execution.executor import BuildReport, Counters, Recorded, Samples, WorkerStatus, merge_recorded
@@ -42,12 +42,30 @@ class ShardRunner:
         patience: tuple[int, int],
         residents: Sequence[Resident] = (),
         mail: Mail | None = None,
+        device: Place = "cpu",
     ) -> None:
         self.network = network
-        self.shard = Shard(network, placement, me, outboxes, progress, listeners(residents, placement))
-        self.residents = Residents(network, self.shard, residents, mail or OwnMail())
         self._patience = patience
         self._taken = 0  # the last step whose samples were taken
+        self._device = open_device(device)
+        try:
+            heard = listeners(residents, placement)
+            self.shard = make_shard(network, placement, me, outboxes, progress, heard, self._device)
+            # Read once: to ask a shard on a GPU for its parts brings their states back from there.
+            self._sampled = [
+                (probe, part, places, to_steps(probe.every_ms or 0.0, network.dt_ms, "every_ms"))
+                for probe, part, places, _ in self.shard.sampled_parts()
+            ]
+            self.residents = Residents(network, self.shard, residents, mail or OwnMail())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the device's memory back. Nothing can be asked of the shard any more."""
+        device, self._device = self._device, None
+        if device is not None:
+            device.close()
 
     def report(self) -> BuildReport:
         shard = self.shard
@@ -107,8 +125,8 @@ class ShardRunner:
         words = {"waiting": plan.P_WAITED, "collecting": plan.P_COLLECTED, "delivering": plan.P_DELIVERED}
         ticks = {name: float(shard.plan[word]) for name, word in {**words, "updating": plan.P_UPDATED}.items()}
         total = sum(ticks.values())
-        delivered = {one.projection.index: float(every * one.row[plan.L_TICKS]) for one in shard.plastic}
-        learned = {one.projection.index: float(one.row[plan.L_LEARN_TICKS]) for one in shard.plastic}
+        delivered = {one.projection.index: float(every * one.row[plan.L_TICKS]) for one in shard.plastic_held}
+        learned = {one.projection.index: float(one.row[plan.L_LEARN_TICKS]) for one in shard.plastic_held}
         return WorkerStatus(
             worker=shard.me,
             step=shard.step,
@@ -119,7 +137,7 @@ class ShardRunner:
             exchange=float(shard.plan[plan.P_EXCHANGED]) / total if total else 0.0,
             update_ticks={
                 part.part.population: float(every * row[plan.S_TICKS])
-                for part, row in zip(shard.parts, shard.slice_rows, strict=True)
+                for part, row in zip(shard.held, shard.slice_rows, strict=True)
             },
             plastic_ticks={index: spent + learned[index] for index, spent in delivered.items()},
             static_ticks=max(0.0, ticks["delivering"] - sum(delivered.values())),
@@ -154,6 +172,7 @@ class ShardRunner:
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
         """Set a state; `values` has one for each neuron of the population."""
+        self.shard.take_over()
         for part in self.shard.parts:
             if part.part.population == population:
                 part.put_state(name, values[part.part.first : part.part.last])
@@ -200,10 +219,7 @@ class ShardRunner:
 
     def _split_samples(self, samples: NDArray[np.uint32], first: int, last: int) -> list[Samples]:
         """The samples of steps first..last, which lie step after step, as one array for each probe."""
-        rows = [
-            (probe, part, places, to_steps(probe.every_ms or 0.0, self.network.dt_ms, "every_ms"))
-            for probe, part, places, _ in self.shard.sampled_parts()
-        ]
+        rows = self._sampled
         if not rows:
             return []
         found: list[list[NDArray[np.uint32]]] = [[] for _ in rows]

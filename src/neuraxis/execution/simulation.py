@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.cuda.factory import Place, parse_devices, require
 from neuraxis.engine.placement import Placement, check_placement
 from neuraxis.errors import (
     CheckpointError,
     CollectiveMismatch,
     InvalidArgument,
     InvalidType,
+    KernelFailed,
     PeerLost,
     ShardFailed,
     SimulationClosed,
@@ -69,7 +71,9 @@ class Simulation:
     Args:
         network: what to run. It is read once, here; changing it afterwards has no effect.
         workers: how many processes; 1 runs in this one. The result is the same, to the bit.
-        executor: who runs it, instead of `workers`.
+        device: "cpu", or a GPU: "cuda", "cuda:1"; for several workers, one for each: ("cuda", "cpu", "cpu"). The
+            result is the same, to the bit.
+        executor: who runs it, instead of `workers` and `device`.
         record_to: a file (SONATA, HDF5) for the spikes of all spike probes, written while the simulation runs; the
             samples of each state probe go to a report beside it: for "out.h5" to "out.<population>.<state>.h5".
             Files get their names when the simulation is closed, and end in ".partial" until then.
@@ -87,6 +91,7 @@ class Simulation:
         network: Network,
         workers: int = 1,
         *,
+        device: Place | Sequence[Place] = "cpu",
         executor: Executor | None = None,
         record_to: str | Path | None = None,
         progress: bool | None = None,
@@ -103,11 +108,22 @@ class Simulation:
             raise InvalidArgument(f"workers={workers!r}: a number of processes, 1 or more, is expected")
         if executor is not None and workers not in (1, executor.workers):
             raise InvalidArgument(f"workers={workers}: the executor given has {executor.workers}")
+        self._places = parse_devices(device, int(workers))
+        if executor is not None:
+            if device not in ("cpu", executor.device):
+                raise InvalidArgument(
+                    f"device={device!r}: the executor given runs on {executor.device!r}; a SequentialExecutor and a "
+                    "ParallelExecutor take a device of their own"
+                )
+        else:
+            workers = len(self._places)
+            require(self._places)  # before files are made
         self.network = network = network.copy()
         self._show = progress
         self._residents = tuple(residents)
         self._closed = False
         self._step = 0
+        self._piece = _FIRST_PIECE_STEPS
         if placement is not None:
             check_placement(network, placement, int(workers) if executor is None else executor.workers)
             if executor is not None:
@@ -170,11 +186,11 @@ class Simulation:
                 f"steps={steps}: a simulation has {LARGEST_STEP:,} steps at most, and is at {self._step:,}"
             )
         seconds, spikes = 0.0, 0
-        piece = _FIRST_PIECE_STEPS
         with ProgressLine("running", max(1, int(steps)), progress) as line:
             while self._step < until:
+                before = self._step
                 # Agreed: the pieces follow the clock, and other processes have another one.
-                target = int(self._do("agree", lambda piece=piece: min(until, self._step + piece)))
+                target = int(self._do("agree", lambda: min(until, self._step + self._piece)))
                 begun = time.perf_counter()
                 with Interrupts():
                     recorded = self._do("advance", target)
@@ -187,10 +203,10 @@ class Simulation:
                 spikes += recorded.spikes
                 done = self._step - begun_at
                 line.update(done, run_text(self.time_ms, done * self.network.dt_ms * 1e-3, seconds, spikes))
-                if took < _PIECE_S / 2:
-                    piece *= 2
-                elif took > 2 * _PIECE_S and piece > 1:
-                    piece //= 2
+                if took < _PIECE_S / 2 and target - before >= self._piece:
+                    self._piece *= 2
+                elif took > 2 * _PIECE_S and self._piece > 1:
+                    self._piece //= 2
         return seconds
 
     # --- to act on --------------------------------------------------------------------------------------------
@@ -247,6 +263,11 @@ class Simulation:
     @property
     def workers(self) -> int:
         return self._executor.workers
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu", "cuda", or where each worker does: "cuda,cpu"."""
+        return self._executor.device
 
     @property
     def leads(self) -> bool:
@@ -454,7 +475,9 @@ class Simulation:
         return self._executor
 
     def _new_executor(self, workers: int) -> Executor:
-        return SequentialExecutor() if workers == 1 else ParallelExecutor(workers, placement=self._placement)
+        if workers == 1:
+            return SequentialExecutor(self._places[0])
+        return ParallelExecutor(workers, placement=self._placement, devices=self._places)
 
     def _do(self, name: str, *arguments: object) -> Any:
         """Call the executor. After a worker's failure new ones are started, or the simulation is over."""
@@ -473,7 +496,7 @@ class Simulation:
                     self._abandon()
                     raise
                 self._recover(error)
-            except (PeerLost, CollectiveMismatch):
+            except (PeerLost, CollectiveMismatch, KernelFailed):
                 self._abandon()
                 raise
 
@@ -547,6 +570,7 @@ class Simulation:
         duration_s = steps * self.network.dt_ms * 1e-3
         return Summary(
             workers=self.workers,
+            device=self.device,
             time_ms=steps * self.network.dt_ms,
             build_seconds=self.build_seconds,
             run_seconds=seconds,

@@ -14,6 +14,7 @@ class Summary:
     """Figures of one call of `run`; `print` shows them, `as_json` is for programs."""
 
     workers: int
+    device: str
     time_ms: float
     build_seconds: float
     run_seconds: float
@@ -48,6 +49,8 @@ class Summary:
     def __str__(self) -> str:
         clipped = f" ({self.clipped_delays / self.synapses:.2%} of the delays clipped)" if self.clipped_delays else ""
         cores = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        if self.device != "cpu":
+            cores += f" ({self.device})"
         ran = f"{self.time_ms:,.1f} ms of model time in {self.run_seconds:.3f} s on {cores}"
         size = f"{self.synapses:,} synapses, {self.bytes_per_synapse:.2f} bytes each{clipped}"
         events = f"{self.synaptic_events:,} synaptic events ({self.synaptic_events_per_second:.3g} a second)"

@@ -25,6 +25,7 @@ class ShardsTogether:
     workers: int
     placement: Placement
     leads = True
+    device = "cpu"
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
         """Let every shard's runner do the same; the answers, in the order of shards."""

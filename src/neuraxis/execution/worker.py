@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neuraxis.comm.region import SharedRegion
+from neuraxis.engine.cuda.factory import Place, on_cpu
 from neuraxis.engine.outboxes import Outboxes, lags_between
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.warm import warm_up
@@ -34,6 +35,7 @@ class Setup:
     region: str
     patience: tuple[int, int]
     residents: tuple[Resident, ...]
+    devices: tuple[Place, ...]
 
     @property
     def lags(self) -> Any:
@@ -69,16 +71,19 @@ def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
         notes = Notes(region.address + NOTES_BYTES * line.rank)
         handler = NotesHandler(notes)
         logging.getLogger().addHandler(handler)
+        runner = None
         try:
-            warm_up()
+            device = setup.devices[line.rank]
+            if on_cpu(device):
+                warm_up()
             mail = _LineMail(line)
             runner = ShardRunner(
                 setup.network, setup.placement, line.rank, setup.outboxes(region.address), _Progress(line),
-                setup.patience, setup.residents, mail,
+                setup.patience, setup.residents, mail, device,
             )  # fmt: skip
             report = runner.report()
             _log.info(
-                "built %s synapses onto %s neurons", f"{report.synapses:,}", sum(p.part.n for p in runner.shard.parts)
+                "built %s synapses onto %s neurons", f"{report.synapses:,}", sum(p.part.n for p in runner.shard.held)
             )
             notes.write_memory()
             line.send(report)
@@ -93,6 +98,8 @@ def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
                 line.send(_do(runner, mail, command, arguments))
                 notes.write_memory()
         finally:
+            if runner is not None:
+                runner.close()
             logging.getLogger().removeHandler(handler)
 
 

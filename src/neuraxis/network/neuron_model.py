@@ -43,7 +43,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument, InvalidType
 
-__all__ = ["NeuronModel", "neuron_model"]
+__all__ = ["NeuronModel", "always_returns", "neuron_model"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
@@ -170,6 +170,8 @@ def neuron_model(
         if unseen:
             raise InvalidArgument(f"{name}: the function does not take the signal {unseen[0]!r}")
         returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        if returned and not always_returns(tree.body):
+            raise InvalidArgument(f"{name}: not every way through the function ends in a return")
         for node in returned:
             if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
                 raise InvalidArgument(f"{name}: return (spike, {', '.join(states)}), in this order")
@@ -188,6 +190,16 @@ def neuron_model(
         )
 
     return make
+
+
+def always_returns(body: list[ast.stmt]) -> bool:
+    """Whether every way through these statements ends in a `return`."""
+    if not body:
+        return False
+    last = body[-1]
+    return isinstance(last, ast.Return) or (
+        isinstance(last, ast.If) and always_returns(last.body) and always_returns(last.orelse)
+    )
 
 
 def _parse(function: Callable[..., Any]) -> ast.FunctionDef:

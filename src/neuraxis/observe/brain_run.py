@@ -110,6 +110,7 @@ def _common(brain: Brain) -> dict[str, Any]:
         "time_ms": brain.time_ms,
         "neurons": brain.neuron_count,
         "workers": brain.workers,
+        "device": brain.device,
         "seed": brain.spec.seed,
         "fingerprint": brain.fingerprint(),
     }

@@ -141,6 +141,8 @@ def _facts(task: CueActionTask, session: TaskRun) -> tuple[tuple[str, str], ...]
     brain = task.brain
     surprise = np.mean([abs(trial.surprise) for trial in task.trials[-WINDOW:]]) if task.trials else 0.0
     how = "one process" if brain.workers == 1 else f"{brain.workers} worker processes"
+    if brain.device != "cpu":
+        how += f" ({brain.device})"
     return (
         ("neurons", f"{brain.neuron_count:,}"),
         ("synapses", f"{brain.synapse_count:,}"),

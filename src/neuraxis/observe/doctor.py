@@ -304,7 +304,26 @@ def _kernel_ran() -> str:
 
     runtime = cupy.cuda.runtime
     names = [runtime.getDeviceProperties(index)["name"].decode() for index in range(runtime.getDeviceCount())]
-    return f"{', '.join(names)}; cupy {cupy.__version__}, compiled and ran a kernel"
+    ran = f"{', '.join(names)}; cupy {cupy.__version__}, compiled and ran a kernel"
+    try:
+        return f"{ran}; {_network_ran()}"
+    except NeuraxisError as error:
+        raise Unusable(f"{ran}, but networks cannot run with device='cuda': {error}") from error
+
+
+def _network_ran() -> str:
+    from neuraxis.execution import Simulation
+    from neuraxis.network import AllToAll, Network
+    from neuraxis.network.models import lif_delta
+
+    network = Network()
+    cells = network.population("cells", 100, lif_delta)
+    network.connect(cells, cells, AllToAll(), weight=0.1)
+    network.current(cells, 900.0)
+    with Simulation(network, device="cuda", progress=False) as simulation:
+        if not simulation.run(50.0).spikes:
+            raise Unusable("neurons that must spike do not")
+    return "networks run with device='cuda'"
 
 
 def _require_device() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from neuraxis.mesh import Node
@@ -13,6 +12,7 @@ from neuraxis.mesh.declared import Declared
 from neuraxis.mesh.envelope import Envelope, open_envelope
 from neuraxis.mesh.keys import ROOT, check_expression
 from neuraxis.mesh.kinds import declare_subscriber
+from neuraxis.timed_queue import Empty, TimedQueue
 
 __all__ = ["Heard", "Listener", "anybody_listens"]
 
@@ -49,7 +49,7 @@ class Heard:
 class Listener(Declared):
     """All messages on a key expression, through the session of a node, to be taken by one thread.
 
-    A thread takes them from Zenoh as they come and notes the time. They wait in a queue of C, whose reader may be
+    A thread takes them from Zenoh as they come and notes the time. They wait in a queue whose reader may be
     interrupted at any moment.
 
     Args:
@@ -62,7 +62,7 @@ class Listener(Declared):
         self._prefix = f"{ROOT}/{node.mesh}/"
         self._payloads = payloads
         self._ledger = Ledger(f"listener {expression!r}")
-        self._queue: SimpleQueue[Heard] = SimpleQueue()
+        self._queue: TimedQueue[Heard] = TimedQueue()
         self._most = _CAPACITY if payloads else _MOST_WAITING
         super().__init__(declare_subscriber(node.session, self._prefix + expression, _CAPACITY, int(last), last))
         self._start(f"hears {expression}", self._read)

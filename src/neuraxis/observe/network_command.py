@@ -38,6 +38,9 @@ class RunOptions:
     """How to run a network."""
 
     workers: Annotated[int, Parameter(help="Processes to spread the network over; the spikes are the same.")] = 1
+    device: Annotated[
+        str, Parameter(help="cpu, cuda, cuda:1; for several workers one for each: cuda,cpu. The spikes are the same.")
+    ] = "cpu"
     time_ms: Annotated[float, Parameter(help="Model time to run and report, in ms.")] = 1000.0
     discard_ms: Annotated[float, Parameter(help="Model time to run before, which is not reported, in ms.")] = 0.0
     seed: Annotated[int, Parameter(help="Everything random is drawn from it.")] = 1
@@ -75,7 +78,9 @@ def run_and_report(network: Network, options: RunOptions) -> Summary:
             network.record(population, "spikes")
     simulation = None
     try:
-        with Simulation(network, workers=options.workers, record_to=options.record) as simulation:
+        with Simulation(
+            network, workers=options.workers, device=options.device, record_to=options.record
+        ) as simulation:
             if options.discard_ms:
                 simulation.run(options.discard_ms)
             summary = simulation.run(options.time_ms)

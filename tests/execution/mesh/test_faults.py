@@ -25,6 +25,7 @@ from neuraxis.execution.mesh import Units
 from neuraxis.execution.resident import Resident
 from neuraxis.network import FixedInDegree, Network
 from neuraxis.network.models import lif_delta, spike_source
+from tests.crew.stopping import go_on, stop
 from tests.execution.mesh.couriers import WHERE
 from tests.execution.mesh.fed import UNITS, alone, assert_was_silent_in, fed, silences_of, team_of
 from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, on_the_mesh, until
@@ -108,7 +109,7 @@ def why(simulation: Simulation, hearer: str = "a", name: str = "source") -> str:
 def test_one_that_is_stopped_is_missed_and_is_whole_when_it_goes_on() -> None:
     with on_the_mesh(fed(), UNITS) as simulation:
         pid = team_of(simulation).pids["source"]
-        with when(simulation, "source", 500, lambda: os.kill(pid, signal.SIGSTOP)):
+        with when(simulation, "source", 500, lambda: stop(pid)):
             try:
                 simulation.advance(STEPS)
                 (silence,) = silences_of(simulation)
@@ -116,7 +117,7 @@ def test_one_that_is_stopped_is_missed_and_is_whole_when_it_goes_on() -> None:
                 assert "source" in team_of(simulation).lost
                 assert_was_silent_in(simulation, [silence], ("a", "b"))
             finally:
-                os.kill(pid, signal.SIGCONT)
+                go_on(pid)
         until(lambda: team_of(simulation).is_live("source"), "it is live again")
         simulation.advance(1500)
         (silence,) = silences_of(simulation)

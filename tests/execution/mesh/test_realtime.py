@@ -20,6 +20,7 @@ from neuraxis.execution.mesh.wall_clock import WallClock
 from neuraxis.mesh import Topology
 from neuraxis.network import AllToAll, Network
 from neuraxis.network.models import lif_delta
+from tests.crew.stopping import go_on, stop
 from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, until
 
 UNITS = Units({"beat": [0], "ear": [1]})
@@ -186,11 +187,11 @@ def test_they_end_at_their_time_and_what_came_late_is_counted() -> None:
     """One is stopped for a while: what it says then is late, or left out, and told."""
     with by_the_clock(until=4 * STEPS_PER_S) as team:
         until(lambda: min(steps_of(team).values()) > 500, "both run")
-        os.kill(team.pids["beat"], signal.SIGSTOP)
+        stop(team.pids["beat"])
         try:
             until(lambda: steps_of(team).get("ear", 0) > 1200, "the other one goes on")
         finally:
-            os.kill(team.pids["beat"], signal.SIGCONT)
+            go_on(team.pids["beat"])
         end = 4 * STEPS_PER_S
         until(lambda: steps_of(team) == {"beat": end, "ear": end}, "both have come to the end")
         stories = team.ask("story")

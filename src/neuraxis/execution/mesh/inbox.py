@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from neuraxis.execution.mesh.wire import Window
 from neuraxis.mesh.messages import Message
 from neuraxis.mesh.subscription import Polled
+from neuraxis.timed_queue import Empty, TimedQueue
 
 __all__ = ["MOST_WAITING", "Inbox"]
 
@@ -38,7 +38,7 @@ class Inbox:
         self._name = name
         self._handlers = handlers
         self._check = check
-        self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._queue: TimedQueue[tuple[str, tuple[Any, ...]]] = TimedQueue()
         self._windows: list[tuple[str, Polled]] = []
 
     # --- to put something in ------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Inbox:
         """Take one thing, if one comes in time."""
         try:
             kind, what = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
-        except queue.Empty:
+        except Empty:
             return False
         if kind == "command":
             self._handlers[kind](*what)  # what it raises ends the region
@@ -106,7 +106,7 @@ class Inbox:
         while True:
             try:
                 yield self._queue.get_nowait()
-            except queue.Empty:
+            except Empty:
                 return
 
     # --- helpers ------------------------------------------------------------------------------------------------
