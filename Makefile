@@ -21,10 +21,11 @@ robot: .venv/base  ## a robot of four regions: one is killed and comes back, a s
 
 test: lint  ## everything that must pass before a change lands
 	$(BIN)/python -m pytest -n 2 -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $$(grep -rlE 'mark\.alone' tests --include='test_*.py')
 
 test-gpu: .venv/cuda  ## the tests of CUDA, on a machine with an NVIDIA GPU
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
+	$(BIN)/python -m pytest -m gpu tests/execution tests/training
 	$(BIN)/python -m pytest tests/test_examples.py -k cuda
 
 lint: .venv/dev  ## style, types, layers

@@ -62,11 +62,31 @@ _LONG = (
     "test_bench_training.py::test_nothing_is_left_when_it_is_ended_early",
     "test_bench_rpc.py::test_a_run_measures_and_compares",
     "test_context.py::test_beside_torch_distributed_under_torchrun[neuraxis]",
+    "rpc/test_faults.py::test_shutting_down_while_calls_are_under_way[gloo]",
+    "rpc/test_faults.py::test_shutting_down_while_calls_are_under_way[tensorpipe]",
+    "rpc/test_faults.py::test_a_stopped_callee_is_a_timeout[gloo]",
+    "rpc/test_faults.py::test_a_stopped_callee_is_a_timeout[tensorpipe]",
+    "test_restart.py::test_a_training_with_options_goes_on_to_the_bit",
+    "test_properties.py::test_any_sequence_over_other_transports[mpi-2",
+    "test_hosts.py::test_delays_losses_and_the_death_of_a_router_change_nothing",
+    "test_rendezvous.py::test_auto_is_gloo_across_hosts",
+    "test_node.py::test_regions_that_are_started_one_by_one_run_together_and_one_comes_back",
+    "test_lockstep.py::test_data_of_own_regions_travel_between_ranks[('gloo', 2)]",
+    "test_lockstep.py::test_a_rank_that_dies_is_noticed_by_the_others[gloo]",
+    "test_join_and_return.py::test_what_was_done_to_the_brain_since_its_last_state_is_done_to_one_that_comes_back",
+    "test_faults.py::test_python_that_is_stuck_is_noticed_although_its_process_lives_and_comes_back",
+    "test_conformance_messages.py::test_a_wait_that_expires_can_be_repeated[mpi-2]",
+    "test_patterns.py::test_json_is_one_object_that_agrees_with_the_definitions[2-2-mpi",
+    "test_bench_brain.py::test_a_run_has_every_sample_and_its_medians",
+    "test_sweep.py::test_workers_unlike_this_program_are_named_and_none_is_waited_for_for_ever",
+    "test_robot.py::test_the_tour",
+    "test_examples.py::test_example[06_torch_ddp.py]",
     "test_patterns.py::test_json_is_one_object_that_agrees_with_the_definitions[2-3-gloo",
     "test_bench.py::test_a_contender_that_fails_does_not_end_the_run",
     "test_bench_brain.py::test_scaling_runs_neuraxis_alone_and_compares_the_spikes",
     "test_recovery.py::test_the_course_after_a_restore_is_what_lost_workers_are_brought_back_to",
     "test_modes.py::test_a_session_is_the_same_on_any_number_of_workers[3]",
+    "test_modes.py::test_a_session_is_the_same_on_any_number_of_workers[5]",
     "test_sweep.py::test_on_a_cluster_of_others",
     "brain/test_lockstep.py::test_the_default_brain_learns_the_same[('gloo', 2)]",
     "brain/test_lockstep.py::test_a_region_that_raises_does_so_on_all_ranks[('gloo', 2)]",
@@ -108,9 +128,14 @@ def nurseries() -> Iterator[None]:
     close_nurseries()
 
 
-# What three ranks of gloo show, other sizes and MPI show as well, and what one rank by itself shows, one of shm does.
-# With --slow all of them are run.
-_LEFT_TO_SLOW = {("mpi", 3), ("shm", 1), *((backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5))}
+# What three ranks of gloo show, other sizes and MPI show as well, what one rank by itself shows, one of shm does, and
+# what five of shm show, three do. With --slow all of them are run.
+_LEFT_TO_SLOW = {
+    ("mpi", 3),
+    ("shm", 1),
+    ("shm", 5),
+    *((backend, size) for backend in ("gloo", "mpi") for size in (1, 2, 5)),
+}
 _CREWS = [pytest.param(crew, marks=[pytest.mark.slow] * (crew in _LEFT_TO_SLOW)) for crew in CREWS]
 
 

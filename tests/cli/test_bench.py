@@ -21,7 +21,7 @@ from neuraxis.observe.bench_contenders import LeftOut
 from neuraxis.observe.bench_patterns import PATTERNS, SIZES, Buffers, WrongResult, parse_patterns, parse_sizes
 from neuraxis.observe.bench_tables import as_data, as_markdown, as_text
 from neuraxis.observe.bench_targets import verdicts
-from tests.cli.marked import MARK, marked, run_marked
+from tests.crew.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "collectives"]
 LIMIT_S = 100
@@ -121,7 +121,7 @@ def test_a_signal_ends_everything(number: int, status: int) -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        while sum("bench_rank" in " ".join(p.cmdline()) for p in marked(mark)) < 4:
+        while len(marked(mark, "bench_rank")) < 4:
             assert process.poll() is None
         process.send_signal(number)
         process.communicate(timeout=LIMIT_S)

@@ -22,7 +22,7 @@ from neuraxis.observe.bench_mesh_brain import WAYS, BrainResults, Failure
 from neuraxis.observe.bench_mesh_brains import make_workload, region_names, tick_path
 from neuraxis.observe.bench_mesh_tables import BEGIN, END, as_data, as_markdown, as_text, write_between
 from neuraxis.observe.bench_mesh_ticks import Ticker, make_tick_file, read_pid, read_ticks
-from tests.cli.marked import MARK, marked, run_marked
+from tests.crew.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
 LIMIT_S = 280

@@ -26,7 +26,7 @@ from neuraxis.observe.bench_rpc import Entry, Results
 from neuraxis.observe.bench_rpc_plan import OURS, PEERS, WAYS, Plan, left_out_ways, parse_ways
 from neuraxis.observe.bench_rpc_tables import as_data, as_markdown, as_text, write_between
 from neuraxis.observe.bench_rpc_targets import verdicts
-from tests.cli.marked import MARK, marked, run_marked
+from tests.crew.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "rpc"]
 SIZE = 4096

@@ -24,7 +24,7 @@ from neuraxis.observe.bench_training import Entry, Results
 from neuraxis.observe.bench_training_plan import MODELS, WAYS, Plan, left_out_ways, parse_models
 from neuraxis.observe.bench_training_tables import as_data, as_markdown, as_text, write_between
 from neuraxis.observe.bench_training_targets import verdicts
-from tests.cli.marked import MARK, marked, run_marked
+from tests.crew.marked import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "training"]
 LIMIT_S = 160

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.crew.marked import MARK, marked
+
 LIMIT_S = 30
-MARK = "NEURAXIS_TEST_MARK"
 
 
 class Job:
@@ -72,16 +73,9 @@ class Launcher:
     def __call__(self, *words: str, **options: object) -> tuple[int, str, str]:
         return self.start(*words, **options).end()
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self, word: str = "") -> list[psutil.Process]:
         """Every living process that has the mark, however it was started and whoever adopted it."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                pass
-        return found
+        return marked(self.mark, word)
 
     def all_gone(self, within_s: float = 10.0) -> bool:
         return not psutil.wait_procs(self.processes(), timeout=within_s)[1] and not self.processes()

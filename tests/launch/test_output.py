@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 
+import psutil
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,15 +93,18 @@ def test_a_reader_that_stops_does_not_keep_signals_away(launch):
     script = launch.script("while True: print('z' * 1000)")
     job = launch.start("-n", "2", "--grace", "0.5", script)
     job.line()  # and no more: the pipe fills, then the launcher's own queue
-    while launch.processes() and sum(_blocked(p) for p in launch.processes()) < 2:
+    while launch.processes() and sum(map(_sleeps, launch.processes("script.py"))) < 2:
         pass
     job.popen.terminate()
     status, _, _ = job.end()
     assert status == 128 + 15
 
 
-def _blocked(process):
-    return "script.py" in process.cmdline()[-1] and process.status() == "sleeping"
+def _sleeps(process):
+    try:
+        return process.status() == psutil.STATUS_SLEEPING
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_colours_on_a_terminal_only(launch):

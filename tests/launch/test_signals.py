@@ -7,6 +7,8 @@ import signal
 import psutil
 import pytest
 
+from tests.crew.stopping import stop
+
 READY = "print('ready', flush=True)\n"
 
 
@@ -107,7 +109,7 @@ def test_kill_9_of_launcher_and_guardian_leaves_no_rank(launch):
     job.lines(2)
     guardian = guardian_of(job.popen.pid)
     # Stopped first, so that the launcher cannot notice before it is killed itself.
-    job.popen.send_signal(signal.SIGSTOP)
+    stop(job.popen.pid)
     guardian.kill()
     job.popen.kill()
     job.popen.wait(timeout=10)

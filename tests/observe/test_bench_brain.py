@@ -23,9 +23,9 @@ from neuraxis.observe.bench_brain_tables import as_data, as_markdown, as_text
 from neuraxis.observe.bench_brain_targets import verdicts
 from neuraxis.observe.bench_contender import ContenderFailed
 from neuraxis.observe.bench_contenders import LeftOut
+from tests.crew.marked import MARK, marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "brain"]
-MARK = "NEURAXIS_TEST_MARK"
 LIMIT_S = 100
 TINY = ("--networks", "brunel", "--order", "20", "--time-ms", "20", "--repeats", "1", "--json")
 
@@ -36,18 +36,6 @@ def bench(*words: str) -> dict[str, Any]:
     assert done.stderr == ""  # no progress where there is no terminal
     data: dict[str, Any] = json.loads(done.stdout)
     return data
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that came of one command."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
 
 
 # --- the real command ---
@@ -117,7 +105,7 @@ def test_ctrl_c_ends_everything() -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        while not any("ours.py" in " ".join(p.cmdline()) for p in marked(mark)):
+        while not marked(mark, "ours.py"):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LIMIT_S)

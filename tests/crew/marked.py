@@ -26,12 +26,14 @@ def run_marked(command: Sequence[str], limit_s: float, **variables: str) -> subp
     return done
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that came of one command."""
+def marked(mark: str, word: str = "") -> list[psutil.Process]:
+    """The living processes that came of one command, and have this in their command line."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+            if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(MARK) != mark:
+                continue
+            if word in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             pass
