@@ -17,7 +17,16 @@ from neuraxis.engine.cuda.words import defines
 from neuraxis.engine.generated import typed_function
 from neuraxis.network.neuron_model import NeuronModel
 
-__all__ = ["FIRST_STATE_ROW", "Shape", "build_source", "constant_words", "foresees", "model_key", "steps_source"]
+__all__ = [
+    "FIRST_STATE_ROW",
+    "Shape",
+    "build_source",
+    "constant_words",
+    "foresees",
+    "model_key",
+    "model_source",
+    "steps_source",
+]
 
 _FOLDER = Path(__file__).parent / "kernels"
 
@@ -104,6 +113,12 @@ def build_source(shape: Shape) -> str:
     """The kernels that draw synapses."""
     files = ["portable.cuh", "build.cuh", *(["build_plastic.cuh"] if shape.plastic else [])]
     return shape.definitions() + _common() + _inlined("".join(f'#include "{name}"\n' for name in files), {})
+
+
+def model_source(model: NeuronModel, dt_ms: float, name: str) -> str:
+    """One model's function alone, with what it calls."""
+    portable = _inlined('#include "portable.cuh"\n', {})
+    return f"#define WARP {Shape.warp}\n" + _common() + portable + _translated(model, dt_ms, name).text
 
 
 def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
