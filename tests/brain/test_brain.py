@@ -742,8 +742,8 @@ def test_in_one_process_there_is_nothing_to_balance(brain):
     brain.run(20.0)
     assert brain.rebalance() is False
     (shares,) = brain.load()
+    assert set(shares) == {"waiting", "collecting", "delivering", "updating"}
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["waiting"] < 0.01
 
 
 def test_a_brain_says_what_it_is(brain):

@@ -301,16 +301,25 @@ def slow_calls(context: RpcContext) -> None:
     if context.rank != 0:
         return
     with pytest.raises(CallTimeout, match=r"'rank1' has not answered within 0\.2 s"):
-        context.call(1, "sleep", [0.6], timeout=0.2)
+        context.call(1, "wait_at", ["late"], timeout=0.2)
     with pytest.raises(TimeoutError):
-        context.call_async(1, "sleep", [0.3], timeout=0.2).wait()
-    # What comes too late is no answer to what is asked next.
-    for number in range(20):
-        assert rpc_sync(1, "echo", number) == number
+        context.call_async(1, "wait_at", ["late"], timeout=0.2).wait()
+
+
+def let_them_answer(context: RpcContext) -> None:
+    gate("late").set()
+
+
+def ask_others(context: RpcContext) -> None:
+    """What comes too late is no answer to what is asked next."""
+    if context.rank == 0:
+        for number in range(20):
+            assert rpc_sync(1, "echo", number) == number
 
 
 def test_too_slow(crew: Crew) -> None:
-    crew.run(slow_calls)
+    for step in (slow_calls, let_them_answer, ask_others):
+        crew.run(step)
 
 
 def waiting_functions(context: RpcContext) -> None:
