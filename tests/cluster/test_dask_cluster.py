@@ -266,6 +266,17 @@ def test_a_task_that_ends_every_worker_is_given_up():
         assert cluster.gather(cluster.submit(tasks.square, 3)) == 9
 
 
+def test_workers_that_are_not_started_again_are_an_error(cluster):
+    cluster._waiter._own_workers_s = 0.5
+    for nanny in list(cluster.client.cluster.workers.values()):  # what would start a worker again
+        cluster.client.sync(nanny.close)
+    with pytest.raises(ClusterTimeout, match=r"gather: the workers of the cluster are gone, and for 0\.5 s none"):
+        cluster.gather(cluster.submit(tasks.square, 3))
+    cluster.stop()
+    cluster.start()
+    assert cluster.gather(cluster.submit(tasks.square, 3)) == 9
+
+
 PARENT = """
 import sys
 from neuraxis.cluster import DaskCluster

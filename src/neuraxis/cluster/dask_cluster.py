@@ -30,6 +30,7 @@ __all__ = ["DaskCluster"]
 
 _LOOPBACK = "127.0.0.1"
 _CLOSE_S = 20.0
+_RESTART_S = 5.0  # after Dask has given up to start a worker, at the latest
 _OWN_SCHEDULER = {
     # It would drop copies that `replicate` and `scatter(broadcast=True)` have made, as soon as nobody uses them.
     "distributed.scheduler.active-memory-manager.start": False,
@@ -95,15 +96,17 @@ class DaskCluster:
             opened.enter_context(while_a_cluster_runs())
             loop = EventLoop()
             opened.callback(loop.close)
+            own_workers_s = None
             if settings.scheduler_address is None:
                 cluster = self._started_here(loop)
+                own_workers_s = settings.timeout + _RESTART_S
                 opened.callback(cluster.close, timeout=_CLOSE_S)
                 # Our own workers are on this machine: results need not pass through the scheduler.
                 client = self._connected(loop, cluster, direct_to_workers=True)
             else:
                 client = self._joined(loop, settings.scheduler_address)
             opened.callback(client.close, timeout=_CLOSE_S)
-            waiter = Waiter(client, settings.timeout)
+            waiter = Waiter(client, settings.timeout, own_workers_s)
             opened.callback(waiter.stop)
             self._dashboard_link = _dashboard_link(client, waiter, settings)
             self._client, self._waiter = client, waiter

@@ -31,10 +31,15 @@ _LOOK_EVERY_S = 1.0
 
 
 class Waiter:
-    """Waits for calls of one client; its scheduler has to answer within `patience_s`."""
+    """Waits for calls of one client; its scheduler has to answer within `patience_s`.
 
-    def __init__(self, client: Client, patience_s: float) -> None:
+    `own_workers_s`: how long there may be none of the workers that were started with the cluster, one of which is
+    started again when it dies. None where they are somebody else's, and come and go.
+    """
+
+    def __init__(self, client: Client, patience_s: float, own_workers_s: float | None = None) -> None:
         self._client = client
+        self._own_workers_s = own_workers_s
         self._address = str(client.scheduler.address)
         self._patience_s = patience_s
         self._stopped = False
@@ -54,7 +59,7 @@ class Waiter:
 
         Raises:
             ClusterTimeout: after `timeout` seconds, or `no_workers_s` seconds without any worker, or because the
-                scheduler does not answer.
+                scheduler does not answer, or none of the cluster's own workers is started again.
             ClusterClosed: the cluster was stopped meanwhile.
             ClusterError: the scheduler is gone.
             TaskLost: the task ended every worker that ran it.
@@ -80,11 +85,8 @@ class Waiter:
                         alone_since = None
                     elif alone_since is None:
                         alone_since = asked_at
-                    elif no_workers_s is not None and asked_at - alone_since >= no_workers_s:
-                        raise ClusterTimeout(
-                            f"{what}: the scheduler at {self._address} has had no workers for {no_workers_s:g} s; "
-                            "start some, and do this again"
-                        )
+                    else:
+                        self._check_alone(what, asked_at - alone_since, no_workers_s)
                     sign, asked_at = self._begin(self._count_workers), time.monotonic()
                 elif time.monotonic() - asked_at > self._patience_s:
                     raise ClusterTimeout(
@@ -113,6 +115,19 @@ class Waiter:
             for future in (answer, sign):
                 if future is not None:
                     future.cancel()
+
+    def _check_alone(self, what: str, seconds: float, no_workers_s: float | None) -> None:
+        """There was no worker for so long."""
+        if no_workers_s is not None and seconds >= no_workers_s:
+            raise ClusterTimeout(
+                f"{what}: the scheduler at {self._address} has had no workers for {no_workers_s:g} s; "
+                "start some, and do this again"
+            )
+        if self._own_workers_s is not None and seconds >= self._own_workers_s:
+            raise ClusterTimeout(
+                f"{what}: the workers of the cluster are gone, and for {self._own_workers_s:g} s none was started "
+                "again; call stop() and start(), and do this again"
+            )
 
     def gather(self, what: str, futures: Any, timeout: float | None = None) -> Any:
         """The results of futures, in whatever lists and dicts they are; the first error is raised at once."""
