@@ -95,7 +95,7 @@ def test_states_are_recovered_after_the_router_was_killed(join: Join, child: Sta
     assert take(channel, 10) == list(range(10))
     router.kill()
     until(lambda: not sender.connected and not hearer.connected, "both to see that the router is gone")
-    assert hearer.peers(ask=False) == []
+    until(lambda: hearer.peers(ask=False) == [], "the sender to be out of sight")
     for value in range(10, 300):
         sender.publish("mode", value)
     assert child(ROUTER, endpoint).said() == "ready"
