@@ -17,6 +17,7 @@ import pytest
 
 from neuraxis.errors import InvalidArgument, MeshClosed
 from neuraxis.mesh import Node, Subscription
+from neuraxis.mesh.declared import Declared
 from tests.mesh.conftest import LIMIT_S, Child, meet
 from tests.mesh.raw import until
 
@@ -293,6 +294,24 @@ def test_nothing_grows_when_things_come_and_go(join: Join, mesh: str) -> None:
     assert after[1] <= before[1] + 4
     assert len(base._subscriptions) <= 1
     assert len(base._services) <= 1
+
+
+def test_what_is_closed_before_its_threads_run_ends_without_a_word(
+    join: Join, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node, gate = join("node"), threading.Event()
+
+    def start_late(one: Declared, name: str, target: Callable[[], None], *threads: int) -> None:
+        start(one, name, lambda: (gate.wait(LIMIT_S), target())[1], *threads)
+
+    start = Declared._start
+    monkeypatch.setattr(Declared, "_start", start_late)
+    ones: list[Declared] = [node.subscribe("node/topic", print), node.serve("topic", print, threads=2)]
+    for one in ones:
+        one.stop()
+    gate.set()
+    until(lambda: not any(thread.is_alive() for one in ones for thread in one._threads), "their threads to end")
+    assert capfd.readouterr() == ("", "")
 
 
 _LEFT_OPEN = """

@@ -146,7 +146,7 @@ def test_a_handler_may_close_its_own_subscription_and_another(join: Join) -> Non
 def test_a_slow_handler_loses_the_oldest_and_slows_nobody(join: Join) -> None:
     sender, hearer = join("sender"), join("hearer")
     slow, quick = Slow(), hearer.subscribe("sender/*", capacity=2000)
-    subscription = hearer.subscribe("sender/*", slow, capacity=10)
+    subscription, after = hearer.subscribe("sender/*", slow, capacity=10), hearer.subscribe("sender/after/all")
     meet(sender, hearer)
     sender.publish("number", 0)
     assert slow.stands.wait(LIMIT_S)
@@ -155,6 +155,8 @@ def test_a_slow_handler_loses_the_oldest_and_slows_nobody(join: Join) -> None:
     for value in range(1, 501):
         sender.publish("number", value)
         assert quick.get(LIMIT_S).value == value
+    sender.publish("after/all", None)  # what came before it has come to all
+    after.get(LIMIT_S)
     assert len(slow.got) == 1
     slow.go_on.set()
     until(lambda: slow.got[-1].value == 500, "the last")

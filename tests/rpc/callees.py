@@ -240,9 +240,9 @@ def extremes() -> list[list[float]]:
 
 
 @remote
-def slow_counter(seconds: float) -> RemoteObject:
+def slow_counter(name: str) -> RemoteObject:
     made = remote_object(current_rpc_context().name, "Counter")
-    time.sleep(seconds)
+    wait_at(name)
     count("slow counters")
     return made
 

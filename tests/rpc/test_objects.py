@@ -17,6 +17,7 @@ from neuraxis.rpc.kept import Kept
 from neuraxis.rpc.transport import Party
 from tests.crew import Crew
 from tests.crew.stopping import go_on, stop
+from tests.rpc.callees import gate
 
 
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
@@ -96,11 +97,20 @@ def test_handles_are_passed_on(crew: Crew) -> None:
 def give_up(context: RpcContext) -> None:
     if context.rank == 0:
         with pytest.raises(CallTimeout):
-            context.call(1, "slow_counter", [1.0], timeout=0.1)
+            context.call(1, "slow_counter", ["late counters"], timeout=0.1)
         with pytest.raises(CallTimeout):
-            context.call_async(1, "slow_counter", [1.0], timeout=0.1).wait()
-        cancelled = rpc_async(1, "slow_counter", 0.1)
-        until(lambda: rpc_sync(1, "counters") > 0, "one of them")
+            context.call_async(1, "slow_counter", ["late counters"], timeout=0.1).wait()
+
+
+def let_them_return(context: RpcContext) -> None:
+    if context.rank == 1:
+        until(lambda: context.objects_kept > 0, "the first of them")
+        gate("late counters").set()
+
+
+def see_them_freed(context: RpcContext) -> None:
+    if context.rank == 0:
+        cancelled = rpc_async(1, "slow_counter", "late counters")
         cancelled.cancel()
         del cancelled  # where it was done, it has its result
         until(lambda: rpc_sync(1, "counted", "slow counters") >= 2, "two of them")
@@ -110,7 +120,8 @@ def give_up(context: RpcContext) -> None:
 def test_what_a_call_makes_that_is_given_up_is_freed(crew: Crew) -> None:
     if crew.backend == "tensorpipe":
         pytest.skip("torch drops what comes too late, unread")
-    crew.run(give_up)
+    for step in (give_up, let_them_return, see_them_freed):
+        crew.run(step)
 
 
 def hold_and_die(context: RpcContext) -> None:

@@ -20,6 +20,7 @@ class Declared:
     def __init__(self, declared: Any) -> None:
         self.closed = False
         self._declared = declared
+        self._channel: Any = declared.handler  # not by its threads: what is undeclared before they run has none
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()  # told when it is closed, and of what else its readers wait for

@@ -155,7 +155,7 @@ class Presence(Declared):
                 _log.exception("a handler of joins and leaves raised for %s", peer.name)
 
     def _read(self) -> None:
-        receive = self._declared.handler.recv
+        receive = self._channel.recv
         while True:
             try:
                 sample = receive()

@@ -83,7 +83,7 @@ class Service(Declared):
     # --- helpers ----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        receive, turns = self._declared.handler.recv, self._turns
+        receive, turns = self._channel.recv, self._turns
         turns.take()
         while not self.closed:
             try:

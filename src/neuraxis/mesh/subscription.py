@@ -46,7 +46,7 @@ class Polled(_Heard):
 
     def __init__(self, expression: str, declared: Any, opener: Opener) -> None:
         super().__init__(expression, declared, opener)
-        self._receive = declared.handler.try_recv
+        self._receive = self._channel.try_recv
 
     def take(self) -> Message | None:
         """The next message, if there is one."""
@@ -115,7 +115,7 @@ class Subscription(_Heard):
     # --- helpers ----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        receive = self._declared.handler.recv
+        receive = self._channel.recv
         while not self.closed:
             try:
                 sample = receive()

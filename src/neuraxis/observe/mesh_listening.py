@@ -89,7 +89,7 @@ class Listener(Declared):
         return 0 if counts is None else counts.lost
 
     def _read(self) -> None:
-        receive = self._declared.handler.recv
+        receive = self._channel.recv
         while True:
             try:
                 sample = receive()
