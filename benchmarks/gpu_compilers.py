@@ -132,7 +132,6 @@ def python_source(model: NeuronModel) -> str:
     """`advance`, the model's function, and `run`, which runs all steps of one neuron."""
     function = typed_function(model)
     function.name = "advance"
-    function.decorator_list = []
     kinds = kinds_of(model)
     arguments = arguments_of(model, lambda v: f"{'_i' if isinstance(v, int) else '_f'}({v!r})")
     new = ", ".join(f"n{row}" for row in range(len(kinds)))

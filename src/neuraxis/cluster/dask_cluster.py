@@ -279,7 +279,8 @@ class DaskCluster:
     def completed(self, futures: Iterable[Future], *, no_workers_s: float | None = None) -> Iterator[Future]:
         """The futures, in the order in which they finish; also those whose tasks failed.
 
-        `no_workers_s`: ClusterTimeout when the cluster has had no worker for so long; by default that is waited out.
+        `no_workers_s`: ClusterTimeout when the cluster has had no worker for so long; by default that is waited
+        out where the workers are somebody else's.
         """
         limit = None if no_workers_s is None else positive(no_workers_s, "no_workers_s")
         order = as_completed(list(futures), loop=self.client.loop)
