@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 from neuraxis.errors import DeviceUnavailable
 
-__all__ = ["compiler_missing", "require_cupy", "require_device"]
+__all__ = ["compiler_missing", "never_free", "require_cupy", "require_device"]
 
 _INSTALL = "pip install 'neuraxis[cuda]'"
 _NO_DEVICE = (
@@ -55,3 +57,12 @@ def compiler_missing(error: BaseException) -> DeviceUnavailable:
         f"NVRTC, which compiles kernels, cannot be loaded: {lines[0]}",
         f"{_INSTALL} brings it for CUDA 12; for a CuPy of another CUDA, install the toolkit of that version",
     )
+
+
+def never_free(things: Iterable[Any]) -> None:
+    """Leave memory and functions where they are, on a device that a kernel has taken from this process.
+
+    There is nothing to give back any more, and CuPy would write a traceback for each that it tries to.
+    """
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -22,6 +22,8 @@ from neuraxis.network import FixedInDegree, Network
 from neuraxis.network.library import brunel, hpc_benchmark, microcircuit
 from neuraxis.network.models import lif_delta
 from tests.engine.cuda.comparing import assert_same_as_cpu
+from tests.engine.cuda.shards import run_together
+from tests.engine.cuda.test_together import DELAYS, spiking
 from tests.execution import networks
 
 pytestmark = pytest.mark.gpu
@@ -103,6 +105,20 @@ def test_shards_on_the_gpu_and_on_cpus_together(cuda: None) -> None:
         assert simulation.run(30.0).fingerprint == expected
 
 
+@pytest.mark.parametrize("delay", DELAYS)
+def test_shards_of_which_several_are_on_the_gpu(delay: str, cuda: None) -> None:
+    network, stops = spiking(DELAYS[delay]), (1, 7, 60, 500)
+    expected = run_together(network, "c", stops)
+    for kinds in ("gcg", "gg"):
+        assert run_together(network, kinds, stops, device=CupyDevice) == expected
+
+
+@pytest.mark.parametrize("name", ["every_neuron_learns", "reward_and_fatigue", "shortest_delay_15", "rhythms_and_maps"])
+def test_synapses_that_learn_between_shards(name: str, cuda: None) -> None:
+    network, stops = getattr(networks, name)(1), (1, 7, 60, 300)
+    assert run_together(network, "gcg", stops, device=CupyDevice) == run_together(network, "c", stops)
+
+
 def test_numbers_that_are_nearly_0_stay_what_they_are(cuda: None) -> None:
     """A level that decays for 90 of its time constants is a subnormal number."""
     network = networks.driven(1)
@@ -181,7 +197,7 @@ def with_argument(body: str, folder: Path) -> str:
     ("blocks", "told"),
     [
         ("grid - bool(lacking and kernel == 'advance_steps')", "lost each other after step 20"),
-        ("100 * grid if lacking else grid", "TOO_LARGE"),  # they cannot all be resident
+        ("100 * grid if lacking else grid", "at the same time"),
     ],
 )
 def test_too_few_blocks_and_too_many(blocks: str, told: str, tmp_path: Path, cuda: None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neuraxis.devices import require_device
+from neuraxis.devices import never_free, require_device
 from neuraxis.errors import (
     AlreadyInitialized,
     CudaContextClosed,
@@ -19,7 +19,7 @@ from neuraxis.errors import (
 from neuraxis.gpu import current
 from neuraxis.gpu.arguments import is_device_array, is_tensor
 from neuraxis.gpu.failures import cuda_calls, has_failed
-from neuraxis.gpu.kernel import Compiled, Kernel, compiled, never_unload
+from neuraxis.gpu.kernel import Compiled, Kernel, compiled
 from neuraxis.gpu.launcher import Launcher
 from neuraxis.gpu.memory import DeviceMemory
 from neuraxis.gpu.profile import KernelTimes, Profile
@@ -111,7 +111,7 @@ class CudaContext:
             failed = has_failed(self.device_id)
             memory.close(free=not failed)
             if failed:
-                never_unload(kernels)
+                never_free(kernel.function for kernel in kernels)
 
     @property
     def is_running(self) -> bool:

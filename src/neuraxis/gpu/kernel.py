@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +17,7 @@ from neuraxis.gpu.memory import has_stopped_memory, memory_of
 from neuraxis.gpu.sources import Parameter, parameters_of
 from neuraxis.gpu.tensors import let_torch_wait, shared_with_cupy
 
-__all__ = ["Compiled", "Kernel", "compiled", "never_unload"]
+__all__ = ["Compiled", "Kernel", "compiled"]
 
 _SHARED_MEMORY_WITHOUT_ASKING = 48 * 1024
 _MOST_GEOMETRIES = 256  # that a kernel remembers as possible
@@ -51,15 +49,6 @@ def compiled(launcher: Launcher, name: str, source: str, function_name: str, opt
             raise compiler_missing(error) from error
         raise
     return Compiled(function, parameters_of(source, function_name), replace(launcher.limits, threads=most))
-
-
-def never_unload(kernels: Iterable[Compiled]) -> None:
-    """Leave functions where they are, on a device that a kernel has taken from this process.
-
-    There is nothing to unload any more, and CuPy would write a traceback for each that it tries to.
-    """
-    for kernel in kernels:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernel.function))
 
 
 class Kernel:

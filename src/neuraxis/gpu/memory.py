@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.devices import never_free
 from neuraxis.errors import CudaContextClosed
 from neuraxis.gpu.failures import cuda_calls
 
@@ -75,13 +76,12 @@ class DeviceMemory:
         if pool is None:
             return
         if not free:
-            _abandoned.append(pool)
+            never_free([pool])
             return
         with cuda_calls("freeing memory", self._device_id), self._cupy.cuda.Device(self._device_id):
             pool.free_all_blocks()
 
 
-_abandoned: list[Any] = []
 # Memory of stopped contexts of which somebody still holds a block: a block holds its memory, and nobody else does.
 _closed: set[weakref.ref[DeviceMemory]] = set()
 

@@ -1,14 +1,15 @@
-"""Shards of a network in one process, some of them on the twin of a GPU, run by turns."""
+"""Shards of a network in one process, some of them on a GPU or the twin of one, run by turns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine import plan
+from neuraxis.engine.cuda.device import Device
 from neuraxis.engine.cuda.factory import make_shard
 from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Placement, place
@@ -50,8 +51,9 @@ def run_together(
     placement: Placement | None = None,
     look: bool = True,
     first: int = 0,
+    device: Callable[[], Device] = TwinDevice,
 ) -> Together:
-    """Run shards ("g": on the twin of a GPU, "c": on the CPU) to each of the stops.
+    """Run shards ("g": on a GPU or its twin, "c": on the CPU) to each of the stops.
 
     `look`: compare states at each stop, which brings everything to the host. `first`: whose turn it is at first.
     """
@@ -59,8 +61,8 @@ def run_together(
     outboxes = Outboxes.private(network, placement)
     shards: list[Shard] = []
     for me, kind in enumerate(kinds):
-        device = TwinDevice() if kind == "g" else None
-        shards.append(make_shard(network, placement, me, outboxes, lambda n: None, (), device))
+        one = device() if kind == "g" else None
+        shards.append(make_shard(network, placement, me, outboxes, lambda n: None, (), one))
     found: list[NDArray[np.int64]] = []
     events, states = [], []
     for stop in stops:

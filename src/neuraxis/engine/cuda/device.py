@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.devices import require_device
+from neuraxis.devices import never_free, require_device
 from neuraxis.engine.cuda.nvrtc import compiled_file
 from neuraxis.errors import InvalidArgument, KernelFailed
 
@@ -114,6 +114,7 @@ class CupyDevice:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._side = cupy.cuda.Stream(non_blocking=True)  # for what is copied while the other runs
         self._given: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._loaded: list[Any] = []
 
     def _array(self, nbytes: int) -> Any:
         with self._device, self._cupy.cuda.using_allocator(self._pool.malloc), self._stream:
@@ -193,17 +194,19 @@ class CupyDevice:
             ) from error
 
     def close(self) -> None:
-        with self._device:
-            for step in (self._side.synchronize, self._stream.synchronize, self._give_back):
-                try:
-                    step()
-                except self._cupy.cuda.runtime.CUDARuntimeError:
-                    pass  # whoever waited for the launch has heard of it
-
-    def _give_back(self) -> None:
+        arrays = []
         for memory in list(self._given):
+            arrays.append(memory.array)
             memory.array, memory.address = None, 0
-        self._pool.free_all_blocks()
+        with self._device:
+            try:
+                self._side.synchronize()
+                self._stream.synchronize()
+            except self._cupy.cuda.runtime.CUDARuntimeError:  # whoever waited for the launch has heard of it
+                never_free([self._pool, *arrays, *self._loaded])
+                return
+            arrays.clear()
+            self._pool.free_all_blocks()
 
 
 class _CupyOutbound:
@@ -238,7 +241,10 @@ class _CupyProgram:
         with compiled_file(cupy.cuda.nvrtc, source, int(device._device.compute_capability)) as file, device._device:
             self._module = cupy.RawModule(path=str(file), enable_cooperative_groups=resident)
             device._guard(self._module.compile)  # which loads it
+            device._loaded.append(self._module.module)
+        self._resident = resident
         self._kernels: dict[str, Any] = {}
+        self._most: dict[tuple[str, int, int], int] = {}
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, arguments: Sequence[int]) -> None:
         device = self._device
@@ -248,9 +254,24 @@ class _CupyProgram:
             function = self._kernels[kernel]
             if shared > 48 * 1024 and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
+            if self._resident:
+                self._require_room(kernel, grid, block, shared)
             values = tuple(np.int64(one) if one < 2**63 else np.uint64(one) for one in arguments)
             with device._stream:
                 device._guard(lambda: function((grid,), (block,), values, shared_mem=shared))
+
+    def _require_room(self, kernel: str, grid: int, block: int, shared: int) -> None:
+        """CuPy itself would launch fewer blocks than it was asked for."""
+        device, key = self._device, (kernel, block, shared)
+        if key not in self._most:
+            fitting = device._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+            self._most[key] = device.multiprocessors * fitting(self._kernels[kernel].kernel.ptr, block, shared)
+        if grid > self._most[key]:
+            raise KernelFailed(
+                f"the steps of the network need {grid} blocks of {block} threads, each with {shared} bytes of shared "
+                f"memory, on {device.name} at the same time, and it has room for {self._most[key]}. "
+                "Use a smaller network, or device='cpu'"
+            )
 
     def set_plan(self, plan: NDArray[np.int64]) -> None:
         device = self._device
