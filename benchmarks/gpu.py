@@ -1,7 +1,7 @@
 """The engine on a GPU: the cortical microcircuit by the published recipe, Brunel, hpc_benchmark, a million neurons.
 
 python benchmarks/gpu.py                       all of it (some minutes on an H200)
-python benchmarks/gpu.py --what micro,energy   parts: micro, energy, seeds, same, brunel, hpc, million
+python benchmarks/gpu.py --what micro,energy   parts: micro, recording, energy, seeds, same, brunel, hpc, million
 python benchmarks/gpu.py --json gpu.json       keep the figures
 
 The recipe (Senk et al. 2026): full scale, 10 s of model time after 0.5 s that do not count, no recording for speed.
@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from neuraxis.execution import Simulation
 from neuraxis.network import Network
@@ -35,7 +35,11 @@ app = App(help=__doc__, help_format="plaintext", version_flags=[])
 
 
 @app.default
-def main(*, what: str = "micro,energy,seeds,same,brunel,hpc,million", json_to: Path | None = None) -> None:
+def main(
+    *,
+    what: str = "micro,recording,energy,seeds,same,brunel,hpc,million",
+    json_to: Annotated[Path | None, Parameter("--json")] = None,
+) -> None:
     """Measure the parts that `what` names."""
     found: dict[str, Any] = {}
     for name in what.split(","):
@@ -67,6 +71,37 @@ def micro() -> dict[str, Any]:
                     "rates Hz": {name: round(rate, 3) for name, rate in runs[0].rates_hz.items()},
                     "fingerprint": runs[0].fingerprint,
                 }
+    return found
+
+
+def recording() -> dict[str, Any]:
+    """What it costs to record the spikes of all neurons, in networks that fire at about 10 Hz; the two by turns."""
+    found = {}
+    for name, make, discard_ms, time_ms in (
+        ("Brunel 12,500, eta 1.1", lambda: brunel(eta=1.1, seed=1), 200.0, 4000.0),
+        ("hpc_benchmark", lambda: hpc_benchmark(1.0, seed=1), 50.0, 500.0),
+    ):
+        plain, recorded = make(), make()
+        for population in recorded.populations:
+            recorded.record(population, "spikes")
+        with (
+            Simulation(plain, device="cuda", progress=False) as without,
+            Simulation(recorded, device="cuda", progress=False) as with_spikes,
+        ):
+            times: dict[bool, list[float]] = {False: [], True: []}
+            for simulation in (without, with_spikes):
+                simulation.run(discard_ms)
+            for _ in range(2 * REPEATS + 1):
+                for which, simulation in ((False, without), (True, with_spikes)):
+                    run = simulation.run(time_ms)
+                    times[which].append(run.run_seconds / (time_ms * 1e-3))
+            median = {which: statistics.median(factors) for which, factors in times.items()}
+            found[name] = {
+                "mean rate Hz": round(run.spikes / plain.neuron_count / (time_ms * 1e-3), 2),
+                "real-time factor, nothing recorded": round(median[False], 5),
+                "real-time factor, all spikes recorded": round(median[True], 5),
+                "cost of recording": f"{median[True] / median[False] - 1:.1%}",
+            }
     return found
 
 
@@ -227,6 +262,7 @@ def power_readings() -> Iterator[list[float]]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "micro": micro,
+    "recording": recording,
     "energy": energy,
     "seeds": seeds,
     "same": same,

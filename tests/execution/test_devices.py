@@ -160,7 +160,8 @@ def test_a_real_gpu_gets_its_memory_back() -> None:
 
     kept: list[object] = []
     first = free_after_a_run()
-    assert all(abs(free_after_a_run() - first) < 2**20 for _ in range(3))
+    later = [free_after_a_run() for _ in range(3)]
+    assert max(later) > first - 2**20, (first, later)  # of the whole device: others may come and go
 
 
 # --- to open and to close -----------------------------------------------------------------------------------

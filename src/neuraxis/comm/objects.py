@@ -30,6 +30,7 @@ __all__ = [
     "Shape",
     "Unreadable",
     "array_of",
+    "array_parts",
     "decode",
     "describe",
     "encode",
@@ -86,11 +87,11 @@ def read_extension(code: int, data: memoryview, decode: Callable[[memoryview], A
         decode: reads what lies within, which may hold extensions again.
         writable: whether an array can be written.
     """
-    reader = _READERS.get(code)
-    if reader is not None:
-        return reader(decode(data))
     if code not in (_ARRAY, _SCALAR, _TENSOR):
-        raise Unreadable(f"it holds an unknown extension ({code}): is another version of neuraxis at work?")
+        reader = _READERS.get(code)
+        if reader is None:
+            raise Unreadable(f"it holds an unknown extension ({code}): is another version of neuraxis at work?")
+        return reader(decode(data))
     try:
         description, shape, content = _PARTS_DECODER.decode(data)
     except msgspec.DecodeError as error:
@@ -126,8 +127,9 @@ def is_plain_tensor(value: Any) -> bool:
     )
 
 
+@lru_cache(maxsize=256)
 def describe(dtype: np.dtype) -> Any:
-    """A dtype as plain data. A record keeps its offsets, so that padding comes back as padding."""
+    """A dtype as plain data, not to be changed. A record keeps its offsets, so that padding comes back as padding."""
     if dtype.fields is not None and dtype.names is not None:
         fields = [dtype.fields[name] for name in dtype.names]
         formats = [[describe(field[0].base), list(field[0].shape)] for field in fields]
@@ -135,6 +137,11 @@ def describe(dtype: np.dtype) -> Any:
     if dtype.kind == "V" and not dtype.name.startswith("void"):
         return dtype.name  # bfloat16 and its like, known by name where ml_dtypes is loaded
     return dtype.str
+
+
+def array_parts(array: np.ndarray) -> msgspec.msgpack.Ext:
+    """An array that travels, for msgspec to encode."""
+    return _parts(_ARRAY, describe(array.dtype), array.shape, array.tobytes())
 
 
 def tensor_type(tensor: Any) -> str:
@@ -179,6 +186,10 @@ def tensor_of(name: Any, shape: tuple[int, ...], content: Any) -> Any:
 
 
 def _element_type(description: Any) -> np.dtype:
+    return _plain_type(description) if description.__class__ is str else _checked_type(description)
+
+
+def _checked_type(description: Any) -> np.dtype:
     try:
         dtype = _dtype(description)
     except Exception as error:  # of which NumPy has many kinds
@@ -186,6 +197,9 @@ def _element_type(description: Any) -> np.dtype:
     if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize == 0:
         raise Unreadable(f"an array claims elements of type {dtype!s:.80}, which do not travel")
     return dtype
+
+
+_plain_type = lru_cache(maxsize=256)(_checked_type)
 
 
 def _dtype(description: Any) -> np.dtype:
@@ -226,6 +240,8 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
         if -(2**63) <= value < 2**64:
             return value
         return _extension(_INTEGER, str(value), allow_pickle)
+    if kind is np.ndarray and is_plain_array(value):
+        return array_parts(value)
     if kind is list:
         return [_lower(item, allow_pickle) for item in value]
     if kind is dict:
@@ -243,7 +259,7 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
     if isinstance(value, np.generic) and is_plain_array(array := np.asarray(value)):
         return _parts(_SCALAR, describe(array.dtype), array.shape, array.tobytes())
     if is_plain_array(value):
-        return _parts(_ARRAY, describe(value.dtype), value.shape, value.tobytes())
+        return array_parts(value)
     if is_plain_tensor(value):
         return _parts(_TENSOR, tensor_type(value), tuple(value.shape), bytes(tensor_elements(value)))
     if allow_pickle:

@@ -25,7 +25,8 @@ class Turns:
 
     def __init__(self, quick_s: float = _QUICK_S) -> None:
         self._quick_s = quick_s
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._listener = 0  # the thread that listens, or will when its work is done
         self._busy_since = 0.0  # when its work began; 0 where it listens
         self._last = 0.0  # when something came
@@ -54,14 +55,14 @@ class Turns:
         else:
             self._last = self._busy_since = now
             if not self._watched:
-                with self._changed:
+                with self._lock:
                     self._changed.notify()
         return now
 
     def end(self, began: float) -> None:
         """The work is done: listen again, when it is this thread's turn."""
         self._typical_s += (time.monotonic() - began - self._typical_s) / 8
-        with self._changed:
+        with self._lock:
             if self._listener == threading.get_ident():
                 self._busy_since = 0.0
                 return
@@ -69,7 +70,7 @@ class Turns:
 
     def leave(self) -> None:
         """Let another thread listen."""
-        with self._changed:
+        with self._lock:
             if self._listener == threading.get_ident():
                 self._listener = 0
                 self._changed.notify()

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from neuraxis.comm.objects import Unreadable
-from neuraxis.errors import CalleeDied, InvalidArgument, NeuraxisError, NotSerializable
-from neuraxis.rpc.failures import from_data
+from neuraxis.errors import InvalidArgument, NeuraxisError, NotSerializable
+from neuraxis.rpc.failures import from_data, unreadable
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.future import RpcFuture
 from neuraxis.rpc.housekeeping import Housekeeping
-from neuraxis.rpc.messages import CONTROL_OPERATIONS, Kind, Operation, read_head, read_reply
+from neuraxis.rpc.messages import CONTROL_OPERATIONS, Kind, Operation, read_reply
 from neuraxis.rpc.numbers import Number, Numbers
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Party, Request, Transport
+from neuraxis.rpc.transport import Done, Party, Reply, Request, Transport
 from neuraxis.rpc.values import TooLarge, Values
 
 __all__ = ["Ask", "Calls", "seconds"]
@@ -40,7 +40,7 @@ class Ask(NamedTuple):
 class Way(Protocol):
     """By which requests go: a transport, or what carries them to this process itself."""
 
-    def call(self, request: Request) -> Any: ...
+    def call(self, request: Request) -> Reply: ...
 
     def start(self, request: Request, done: Done) -> None: ...
 
@@ -91,10 +91,10 @@ class Calls:
         future = self._future(ask.to.name, ask.name, lambda: self._cancel(ask.to, number.value))
         future.sent = keep, ask.args, ask.kwargs  # handles among them are held until the call is over
 
-        def done(reply: Any, error: BaseException | None) -> None:
+        def done(reply: Reply | None, error: BaseException | None) -> None:
             result = None
             self._numbers.settle(ask.to, number.value)
-            if error is None:
+            if reply is not None:
                 try:
                     # Also where it was cancelled: what handles in it stand for is let go then.
                     result = self._read(reply, ask.to)
@@ -127,12 +127,13 @@ class Calls:
     def _tell(self, ask: Ask) -> None:
         number = self._numbers.take(ask.to)
 
-        def done(reply: Any, error: BaseException | None) -> None:
+        def done(reply: Reply | None, error: BaseException | None) -> None:
             self._numbers.settle(ask.to, number.value)
             try:
                 if error is not None:
                     raise error
-                self._read(reply, ask.to)
+                if reply is not None:
+                    self._read(reply, ask.to)
             except NeuraxisError as error:  # it is gone, and so is what it should do
                 _log.debug("rpc: %s", error)
 
@@ -173,14 +174,15 @@ class Calls:
 
         return Request(ask.to, number.value, is_control, write, timeout)
 
-    def _read(self, reply: Any, sender: Party) -> Any:
+    def _read(self, reply: Reply, sender: Party) -> Any:
+        head, frame = reply
         try:
-            succeeded, result = read_reply(self._values.decode(reply, read_head(reply)))
+            succeeded, result = read_reply(self._values.decode(frame, head))
             if succeeded:
                 return result
             failure = from_data(result, sender.name)
         except Unreadable as error:
-            raise CalleeDied(f"the answer of {sender.name!r} cannot be read: {error}", sender.name) from error
+            raise unreadable(sender.name, error) from error
         except NotSerializable as error:
             raise NotSerializable(
                 f"the call has run, and the answer of {sender.name!r} is not taken: {error}; say allow_pickle=True "

@@ -16,9 +16,9 @@ import msgspec
 
 from neuraxis.comm import objects
 from neuraxis.comm.objects import Unreadable
-from neuraxis.errors import NeuraxisError, NotSerializable, RemoteError, RpcError
+from neuraxis.errors import CalleeDied, NeuraxisError, NotSerializable, RemoteError, RpcError
 
-__all__ = ["from_data", "to_data"]
+__all__ = ["from_data", "to_data", "unreadable"]
 
 _LONGEST = 20_000  # characters of a text
 _MOST = 50  # arguments, fields and notes
@@ -54,6 +54,11 @@ def to_data(error: BaseException, of_function: bool) -> dict[str, Any]:
         text = f"{type(error).__qualname__}, which cannot be described: {type(reason).__qualname__}"
         failure = _described(RuntimeError(text), of_function)
     return msgspec.structs.asdict(failure)
+
+
+def unreadable(callee: str, error: Unreadable) -> CalleeDied:
+    """For when what came is no answer."""
+    return CalleeDied(f"the answer of {callee!r} cannot be read: {error}", callee)
 
 
 def from_data(data: Any, callee: str) -> Exception:

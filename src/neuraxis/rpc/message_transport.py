@@ -24,7 +24,7 @@ from neuraxis.rpc.pending import GivenUp, Pending, too_slow, wait_for_reply
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Party, Request
+from neuraxis.rpc.transport import Done, Party, Reply, Request
 
 __all__ = ["MessageTransport"]
 
@@ -100,7 +100,7 @@ class MessageTransport:
     def _take(self, frame: Any, head: Head) -> None:
         if head.kind == Kind.REPLY:
             if head.life == self.me.life:  # else it is for a process that had this name before
-                if not self._pending.complete(head.number, frame):
+                if not self._pending.complete((head, frame)):
                     self._drop(frame, head)
             return
         if head.kind == Kind.BYE:
@@ -158,7 +158,7 @@ class MessageTransport:
 
     # --- to call ----------------------------------------------------------------------------------------------
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request) -> Reply:
         if not self._line.has_lanes:
             return wait_for_reply(self.start, request)
         try:
@@ -173,7 +173,7 @@ class MessageTransport:
         finally:
             self._lanes.append(lane)
 
-    def _call_in(self, lane: Lane, request: Request) -> Any:
+    def _call_in(self, lane: Lane, request: Request) -> Reply:
         line, to, number = self._line, request.to, request.number
         frame = request.write(lane.number)
         deadline = time.monotonic() + request.timeout
@@ -181,10 +181,11 @@ class MessageTransport:
         mark = line.mark(to)
         line.send(to, INBOX, frame, left)
         while True:
-            reply = lane.receive(to, left)
-            if reply is not None:
-                if self._answers(reply, number, to):
-                    return reply
+            came = lane.receive(to, left)
+            if came is not None:
+                head = self._head_of(came, number, to)
+                if head is not None:
+                    return head, came
                 continue
             left = deadline - time.monotonic()
             if self._closed:
@@ -195,19 +196,19 @@ class MessageTransport:
                 mark = line.mark(to)
                 line.send(to, INBOX, frame, left)
 
-    def _answers(self, reply: Any, number: int, to: Party) -> bool:
-        """Whether it is the reply to that call of this process, and not of one that had its name before."""
+    def _head_of(self, reply: Any, number: int, to: Party) -> Head | None:
+        """The head, if it is the reply to that call of this process, and not of one that had its name before."""
         try:
             head = read_head(reply)
         except Unreadable as error:
             _log.warning("rpc: %s", error)
-            return False
-        if (head.kind, head.life) != (Kind.REPLY, self.me.life):
-            return False
-        if (head.number, head.sender) == (number, to):
-            return True
+            return None
+        if head.kind != Kind.REPLY or head.life != self.me.life:
+            return None
+        if head.number == number and head.sender == to:
+            return head
         self._drop(reply, head)  # it came too late for who used this lane before
-        return False
+        return None
 
     def _drop(self, reply: Any, head: Head) -> None:
         """A reply that nobody waits for: the second one to a request that was sent twice, or one that came too late."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from neuraxis.comm.objects import Unreadable
@@ -95,6 +96,11 @@ def pack_head(
     return head + name + struct.pack(f"<{count}Q", *still_open) if count else head + name
 
 
+@lru_cache(maxsize=256)
+def _party(name: bytes, life: int) -> Party:
+    return Party(name.decode(), life)
+
+
 def read_head(frame: Any) -> Head:
     """The head of a frame; Unreadable if it has none."""
     if frame.__class__ is Frame:
@@ -104,7 +110,7 @@ def read_head(frame: Any) -> Head:
             _HEAD.unpack_from(frame)
         )
         name_end = _HEAD.size + name_bytes
-        sender = Party(bytes(frame[_HEAD.size : name_end]).decode(), sender_life)
+        sender = _party(bytes(frame[_HEAD.size : name_end]), sender_life)
         still_open = struct.unpack_from(f"<{count}Q", frame, name_end) if count else ()
     except (struct.error, UnicodeDecodeError, TypeError) as error:
         raise Unreadable(f"what came is not a message: {error}") from None

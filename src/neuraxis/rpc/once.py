@@ -83,11 +83,12 @@ class AtMostOnce:
             if known is None or known.answers.get(number, _DROPPED) is not None:
                 return  # nobody will ask for it
             known.answers[number] = _DROPPED
-            if len(answer) > self._most_bytes:
+            nbytes = answer.size
+            if nbytes > self._most_bytes:
                 return
             known.answers[number] = answer
-            self._kept[caller, number] = len(answer)
-            self.nbytes += len(answer)
+            self._kept[caller, number] = nbytes
+            self.nbytes += nbytes
             while self.nbytes > self._most_bytes:
                 (oldest, its_number), nbytes = self._kept.popitem(last=False)
                 self._callers[oldest].answers[its_number] = _DROPPED

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from neuraxis.errors import CallCancelled
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
 from neuraxis.rpc.messages import Head, read_head
 from neuraxis.rpc.pending import GivenUp, Pending, wait_for_reply
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Request, Transport
+from neuraxis.rpc.transport import Done, Reply, Request, Transport
 
 __all__ = ["OwnCalls"]
 
@@ -28,17 +27,17 @@ class OwnCalls:
         self._pending = Pending(None, GivenUp())
         self._threads = Threads("neuraxis rpc own call")
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request) -> Reply:
         if request.is_control:
             frame = request.write(INBOX).joined()
-            return self._server.control(frame, read_head(frame)).joined()
+            return _reply(self._server.control(frame, read_head(frame)))
         return wait_for_reply(self.start, request)
 
     def start(self, request: Request, done: Done) -> None:
         frame = request.write(INBOX)
         frame.joined()  # what the user does with arrays from now on is not to change it
         if request.is_control:
-            done(self._server.control(frame.start, read_head(frame)).joined(), None)
+            done(_reply(self._server.control(frame.start, read_head(frame))), None)
             return
         self._pending.add(request, frame, 0, done)
         number, timeout = request.number, request.timeout  # the request has what the user gave, and lives no longer
@@ -54,18 +53,23 @@ class OwnCalls:
             self._server.discard(frame, head)
             if self._pool.closed:
                 self._pending.fail(number, CallCancelled("this context was shut down", head.sender.name))
-        elif not self._pending.complete(number, reply):
-            self._server.discard(reply, read_head(reply))
+        elif not self._pending.complete(reply):
+            self._server.discard(reply[1], reply[0])
 
-    def _answer(self, timeout: float, frame: bytes, head: Head) -> bytes | None:
+    def _answer(self, timeout: float, frame: bytes, head: Head) -> Reply | None:
         """The reply; None where there was no place for it in time."""
         if not self._pool.enter(timeout):
             return None
         try:
-            return self._server.answer(frame, head).joined()
+            return _reply(self._server.answer(frame, head))
         finally:
             self._pool.leave()
 
     def close(self) -> None:
         self._pending.close()
         self._threads.close(_CLOSE_S)
+
+
+def _reply(answer: Frame) -> Reply:
+    frame = answer.joined()
+    return read_head(frame), frame

@@ -7,13 +7,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX, Line
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Request
+from neuraxis.rpc.transport import Done, Reply, Request
 
 __all__ = ["GivenUp", "Pending", "too_slow", "wait_for_reply"]
 
@@ -84,9 +84,9 @@ class Pending:
             self._calls.pop(request.number, None)
             raise
 
-    def complete(self, number: int, reply: Any) -> bool:
+    def complete(self, reply: Reply) -> bool:
         """A reply came; whether it was waited for."""
-        call = self._calls.pop(number, None)
+        call = self._calls.pop(reply[0].number, None)
         if call is None:
             return False
         call.done(reply, None)
@@ -146,12 +146,12 @@ def too_slow(request: Request) -> CallTimeout:
     return CallTimeout(f"{request.to.name!r} has not answered within {request.timeout:g} s", request.to.name)
 
 
-def wait_for_reply(start: Callable[[Request, Done], None], request: Request) -> Any:
+def wait_for_reply(start: Callable[[Request, Done], None], request: Request) -> Reply:
     """Start a call, and wait for the reply that another thread reads."""
     outcome: list[Any] = []
     came = threading.Event()
 
-    def done(reply: Any, error: BaseException | None) -> None:
+    def done(reply: Reply | None, error: BaseException | None) -> None:
         outcome.extend((reply, error))
         came.set()
 
@@ -162,6 +162,6 @@ def wait_for_reply(start: Callable[[Request, Done], None], request: Request) -> 
     try:
         if error is not None:
             raise error
-        return reply
+        return cast(Reply, reply)
     finally:
         del error, outcome[:]  # else the error would refer to itself, by this frame in its traceback

@@ -7,11 +7,18 @@ long as it waits: so calls that call back do not deadlock, even with a single pl
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 __all__ = ["Pool"]
+
+
+class _Mine(threading.local):
+    depth = 0  # functions that this thread runs, one within the other
+    waits = 0
+
+
+_NOTHING = nullcontext()
 
 
 class Pool:
@@ -24,14 +31,16 @@ class Pool:
         self._waiting = 0
         self._most_waiting = 0
         self._given_back = given_back
-        self._changed = threading.Condition(threading.Lock())
-        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._mine = _Mine()
         self._inside = 0  # functions that have begun and not ended, waiting ones included
+        self._awaited = 0  # threads that wait until there are none
         self.closed = False
 
     def try_enter(self) -> bool:
         """Take a place, if there is one that nobody waits for."""
-        with self._changed:
+        with self._lock:
             if self._free <= self._queued:
                 return False
             self._take()
@@ -53,25 +62,26 @@ class Pool:
     def _take(self) -> None:
         self._free -= 1
         self._inside += 1
-        self._mine.depth = getattr(self._mine, "depth", 0) + 1
+        self._mine.depth += 1
 
     def leave(self) -> None:
         self._mine.depth -= 1
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             self._free += 1
-            self._changed.notify_all()
+            if self._queued or self._awaited:
+                self._changed.notify_all()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Around what waits for another call: another function has the place of this thread meanwhile.
 
         A thread that waits for several (in one call for another that it needs, or in asyncio) gives one place back.
         """
-        if not getattr(self._mine, "depth", 0):
-            yield
-            return
-        self._mine.waits = getattr(self._mine, "waits", 0) + 1
+        return self._without_place() if self._mine.depth else _NOTHING
+
+    @contextmanager
+    def _without_place(self) -> Iterator[None]:
+        self._mine.waits += 1
         try:
             if self._mine.waits == 1:
                 self._give_back()
@@ -95,10 +105,13 @@ class Pool:
 
     def wait_until_empty(self, patience_s: float) -> bool:
         """Wait for functions that run; whether all have ended. One that runs in this thread is not waited for."""
-        own = 1 if getattr(self._mine, "depth", 0) else 0
-        deadline = time.monotonic() + patience_s
+        own = 1 if self._mine.depth else 0
         with self._changed:
-            return self._changed.wait_for(lambda: self._inside <= own, max(0.0, deadline - time.monotonic()))
+            self._awaited += 1
+            try:
+                return self._changed.wait_for(lambda: self._inside <= own, patience_s)
+            finally:
+                self._awaited -= 1
 
     def close(self) -> None:
         """Nobody who waits for a place gets one any more."""

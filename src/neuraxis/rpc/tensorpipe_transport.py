@@ -26,8 +26,10 @@ from torch.distributed import rpc
 from neuraxis.comm.environment import detect_launch
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.liveness import ProcessIdentity, ProcessWatch, identify_self
+from neuraxis.comm.objects import Unreadable
 from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
 from neuraxis.errors import AlreadyInitialized, CallCancelled, CalleeDied, CallTimeout, InvalidArgument
+from neuraxis.rpc.failures import unreadable
 from neuraxis.rpc.fixed_ranks import LIFE, FixedRanks
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.line import INBOX
@@ -35,7 +37,7 @@ from neuraxis.rpc.messages import Head, Kind, pack_head, read_head
 from neuraxis.rpc.pool import Pool
 from neuraxis.rpc.server import Server
 from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Request
+from neuraxis.rpc.transport import Done, Party, Reply, Request
 from neuraxis.rpc.world import World
 
 __all__ = ["TensorPipeTransport", "open_tensorpipe"]
@@ -123,10 +125,10 @@ class TensorPipeTransport(FixedRanks):
 
     # --- to call ----------------------------------------------------------------------------------------------
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: Request) -> Reply:
         frame = _tensor(request.write(INBOX))
         try:
-            return self._send(request, frame).wait().numpy()
+            return _reply(self._send(request, frame), request.to)
         except RuntimeError as error:
             raise self._translated(request, error) from None
 
@@ -135,7 +137,9 @@ class TensorPipeTransport(FixedRanks):
 
         def tell(future: Any) -> None:
             try:
-                reply = future.wait().numpy()
+                reply = _reply(future, request.to)
+            except CalleeDied as error:
+                done(None, error)
             except RuntimeError as error:
                 done(None, self._translated(request, error))
             else:
@@ -198,6 +202,14 @@ def _serve_here(payload: Any) -> Any:
 
 def _tensor(frame: Frame) -> Any:
     return torch.frombuffer(bytearray(frame.joined()), dtype=torch.uint8)
+
+
+def _reply(future: Any, sender: Party) -> Reply:
+    frame = future.wait().numpy()
+    try:
+        return read_head(frame), frame
+    except Unreadable as error:
+        raise unreadable(sender.name, error) from error
 
 
 def open_tensorpipe(world: World, init_method: str | None, timeout: float, name: str | None) -> TensorPipeTransport:

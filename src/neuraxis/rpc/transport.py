@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from neuraxis.rpc.frames import Frame
+    from neuraxis.rpc.messages import Head
     from neuraxis.rpc.pool import Pool
     from neuraxis.rpc.server import Server
 
-__all__ = ["Done", "Party", "Request", "Transport"]
+__all__ = ["Done", "Party", "Reply", "Request", "Transport"]
 
 
 class Party(NamedTuple):
@@ -40,7 +41,10 @@ class Request(NamedTuple):
     timeout: float
 
 
-Done = Callable[[Any, BaseException | None], None]
+Reply = tuple["Head", Any]
+"""The head of a reply, and its frame: bytes that nobody else uses."""
+
+Done = Callable[[Reply | None, BaseException | None], None]
 """Told, once, what came back, or why nothing did."""
 
 
@@ -63,8 +67,8 @@ class Transport(Protocol):
     def find(self, dst: int | str) -> Party:
         """Who a rank or a name is; CalleeGone where nobody of that name is here."""
 
-    def call(self, request: Request) -> Any:
-        """Send a request and wait for the reply: bytes that nobody else uses."""
+    def call(self, request: Request) -> Reply:
+        """Send a request and wait for the reply."""
 
     def start(self, request: Request, done: Done) -> None:
         """Send a request and return; `done` is called from a thread of the transport."""

@@ -16,6 +16,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -103,7 +104,7 @@ class Values:
         self.allow_pickle = allow_pickle
         self._handles = handles
         self._mine = _Mine()
-        self._plain_decoder = msgspec.msgpack.Decoder(ext_hook=lambda code, data: self._extension(code, data, ()))
+        self._plain_decoder = msgspec.msgpack.Decoder(ext_hook=partial(self._extension, ()))
         self._handle_finder = msgspec.msgpack.Decoder(ext_hook=self._let_go_within)
 
     # --- to write ---------------------------------------------------------------------------------------------
@@ -137,8 +138,8 @@ class Values:
             table = msgspec.msgpack.encode([entry for entry, _ in arrays])
             head = pack_head(kind, lane, number, settled, to.life, self.me, len(table), len(body), still_open)
             frame = Frame(head + table + body, [content for _, content in arrays])
-        if len(frame) > self.largest:
-            raise TooLarge(len(frame))
+        if frame.size > self.largest:
+            raise TooLarge(frame.size)
         if handles:
             self._handles.hold_for(handles, to)
         return frame
@@ -149,9 +150,11 @@ class Values:
         if kind in _NATIVE or (kind is int and -(2**63) <= value < 2**64):
             return value
         if kind is list:
-            return [self._lower(item, arrays, handles) for item in value]
+            return [item if type(item) in _NATIVE else self._lower(item, arrays, handles) for item in value]
+        if kind is np.ndarray and value.nbytes < _BESIDE_BYTES and objects.is_plain_array(value):
+            return objects.array_parts(value)
         if kind is dict:
-            if all(type(key) is str for key in value):
+            if not value or all(type(key) is str for key in value):
                 return {key: self._lower(item, arrays, handles) for key, item in value.items()}
             return self._within(objects.PAIRS, [[key, item] for key, item in value.items()], arrays, handles)
         if kind is tuple:
@@ -219,9 +222,9 @@ class Values:
         return self._decoder(arrays).decode(view[head.body : head.end])
 
     def _decoder(self, arrays: list[Any]) -> msgspec.msgpack.Decoder[Any]:
-        return msgspec.msgpack.Decoder(ext_hook=lambda code, data: self._extension(code, data, arrays))
+        return msgspec.msgpack.Decoder(ext_hook=partial(self._extension, arrays))
 
-    def _extension(self, code: int, data: memoryview, arrays: Any) -> Any:
+    def _extension(self, arrays: Any, code: int, data: memoryview) -> Any:
         if code == _BESIDE:
             return arrays[_INDEX.unpack(data)[0]]
         if code == _HANDLE:

@@ -24,6 +24,7 @@ from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.lent_arrays import LentArrays
 from neuraxis.rpc.line import INBOX, Lane
 from neuraxis.rpc.messages import Kind, pack_head
+from neuraxis.rpc.polling import look_for, poll_seconds
 from neuraxis.rpc.sight import Sight
 from neuraxis.rpc.transport import Party
 from neuraxis.rpc.zenoh_lanes import Lanes
@@ -62,7 +63,8 @@ class ZenohLine:
         # Where it is full, the session is held up, and so are those that send: nothing of it may be dropped.
         channel: Any = zenoh.handlers.FifoChannel(_INBOX_MESSAGES)
         self._inbox = self._node.session.declare_subscriber(self._own_key(INBOX), channel)
-        self._receive = self._inbox.handler.recv
+        self._receive, self._try_receive = self._inbox.handler.recv, self._inbox.handler.try_recv
+        self._poll_s = poll_seconds()
 
     def open(self) -> None:
         self._node.announce()
@@ -153,7 +155,7 @@ class ZenohLine:
     def send(self, to: Party, lane: int, frame: Frame, timeout: float) -> None:
         try:
             note = self._lent.lend(to, frame)
-            if self._outlets.must_not_wait(to, lane, len(frame), timeout):
+            if self._outlets.must_not_wait(to, lane, frame.size, timeout):
                 self._outlets.put_within(timeout, to, lane, frame.joined(), note)
             else:
                 self._outlets.put(to, lane, self._payload(frame), note)
@@ -191,7 +193,9 @@ class ZenohLine:
 
     def receive(self) -> Any:
         try:
-            sample = self._receive()
+            sample = look_for(self._try_receive, self._poll_s) if self._poll_s else None
+            if sample is None:
+                sample = self._receive()
         except Exception:  # undeclared, or the session is closed
             return None
         return self._message(sample)
