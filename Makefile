@@ -25,7 +25,7 @@ test: lint  ## everything that must pass before a change lands
 
 test-gpu: .venv/cuda  ## the tests of CUDA, on a machine with an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
-	$(BIN)/python -m pytest -m gpu tests/execution tests/training
+	$(BIN)/python -m pytest -m gpu tests/brain tests/execution tests/mesh tests/training
 	$(BIN)/python -m pytest tests/test_examples.py -k cuda
 
 lint: .venv/dev  ## style, types, layers

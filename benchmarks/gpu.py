@@ -79,7 +79,7 @@ def recording() -> dict[str, Any]:
     found = {}
     for name, make, discard_ms, time_ms in (
         ("Brunel 12,500, eta 1.1", lambda: brunel(eta=1.1, seed=1), 200.0, 4000.0),
-        ("hpc_benchmark", lambda: hpc_benchmark(1.0, seed=1), 50.0, 500.0),
+        ("hpc_benchmark", lambda: hpc_benchmark(1.0, seed=1), 50.0, 100.0),
     ):
         plain, recorded = make(), make()
         for population in recorded.populations:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import CalleeGone, CallRefused, CallTimeout
-from neuraxis.rpc import RpcContext, polling, sight, zenoh_lanes, zenoh_line, zenoh_outlets
+from neuraxis.rpc import RpcContext, sight, zenoh_lanes, zenoh_line, zenoh_outlets
 
 Join = Callable[..., RpcContext]
 _meshes = iter(range(1000))
@@ -49,11 +49,11 @@ def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
 def test_calls_where_there_are_few_cores_and_where_there_are_many(
     cores: int, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "usable_cores", lambda: cores)
+    monkeypatch.setattr(zenoh_lanes, "usable_cores", lambda: cores)
     gate = threading.Event()
     callee = join("callee", length=len, wait=lambda: gate.wait(20))
     caller = join("caller")
-    assert (line_of(caller)._poll_s > 0) == (cores > 2)
+    assert (line_of(caller)._lanes.poll_s > 0) == (cores > 2)
     assert caller.wait_for(["callee"], 20) == []
     assert [caller.rpc_sync("callee", "length", [0] * n) for n in range(100)] == list(range(100))
     slow = caller.rpc_async("callee", "wait")
@@ -64,13 +64,6 @@ def test_calls_where_there_are_few_cores_and_where_there_are_many(
     callee.shutdown()
     with pytest.raises(CalleeGone):
         caller.rpc_sync("callee", "length", [])
-
-
-def test_what_is_looked_for_is_found_or_not_and_other_threads_go_on() -> None:
-    came: list[str] = []
-    threading.Timer(0.05, came.append, ["it"]).start()
-    assert polling.look_for(lambda: came.pop() if came else None, 20.0) == "it"
-    assert polling.look_for(lambda: None, 0.01) is None
 
 
 def test_a_callee_goes_out_of_sight_while_it_is_sent_to(join: Join) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from neuraxis.machine import usable_cores
 from neuraxis.rpc.line import INBOX
-from neuraxis.rpc.polling import look_for, poll_seconds
 from neuraxis.rpc.threads import Threads
 from neuraxis.rpc.transport import Party
 
 __all__ = ["Lanes"]
 
+_MANY_CORES = 8
+_POLL_S = 2e-4  # with many cores: quick answers come within this, and to wake a thread takes about as long
 _LOOK_S = 0.05  # how long is slept in a row
 _REST_S = 1.0  # how long the clock is looked at when nobody sleeps
 _LANE_MESSAGES = 100
@@ -42,7 +45,7 @@ class Lanes:
         self._message = message
         self._numbers = itertools.count(INBOX + 1)
         self._lanes: list[_Lane] = []
-        self.poll_s = poll_seconds()
+        self._poll_s = _POLL_S if usable_cores() >= _MANY_CORES else 0.0
         self._threads = Threads("neuraxis rpc clock")
         self._lock = threading.Lock()
         self._runs = False
@@ -60,6 +63,10 @@ class Lanes:
         with self._lock:
             self._lanes.append(lane)
         return lane
+
+    @property
+    def poll_s(self) -> float:
+        return self._poll_s
 
     def plan(self) -> None:
         """One sleeps that is to be woken before the clock is looked at next."""
@@ -141,12 +148,21 @@ class _Lane:
 
     def receive(self, source: Party, timeout: float) -> Any:
         try:
-            sample = look_for(self._try_receive, self._lanes.poll_s) if self._lanes.poll_s else None
+            sample = self._look_for() if self._lanes.poll_s else None
             if sample is None:
                 sample = self._sleep(min(timeout, _LOOK_S))
         except Exception:  # the session is closed
             return None
         return None if sample is None else self._message(sample)
+
+    def _look_for(self) -> Any:
+        receive, monotonic, give_way = self._try_receive, time.monotonic, os.sched_yield
+        sample = receive()
+        end = monotonic() + self._lanes.poll_s
+        while sample is None and monotonic() < end:
+            give_way()
+            sample = receive()
+        return sample
 
     def _sleep(self, limit_s: float) -> Any:
         until = self.sleeps_until = time.monotonic() + limit_s

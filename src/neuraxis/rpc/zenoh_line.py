@@ -24,7 +24,6 @@ from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.lent_arrays import LentArrays
 from neuraxis.rpc.line import INBOX, Lane
 from neuraxis.rpc.messages import Kind, pack_head
-from neuraxis.rpc.polling import look_for, poll_seconds
 from neuraxis.rpc.sight import Sight
 from neuraxis.rpc.transport import Party
 from neuraxis.rpc.zenoh_lanes import Lanes
@@ -63,8 +62,7 @@ class ZenohLine:
         # Where it is full, the session is held up, and so are those that send: nothing of it may be dropped.
         channel: Any = zenoh.handlers.FifoChannel(_INBOX_MESSAGES)
         self._inbox = self._node.session.declare_subscriber(self._own_key(INBOX), channel)
-        self._receive, self._try_receive = self._inbox.handler.recv, self._inbox.handler.try_recv
-        self._poll_s = poll_seconds()
+        self._receive = self._inbox.handler.recv
 
     def open(self) -> None:
         self._node.announce()
@@ -193,9 +191,7 @@ class ZenohLine:
 
     def receive(self) -> Any:
         try:
-            sample = look_for(self._try_receive, self._poll_s) if self._poll_s else None
-            if sample is None:
-                sample = self._receive()
+            sample = self._receive()
         except Exception:  # undeclared, or the session is closed
             return None
         return self._message(sample)

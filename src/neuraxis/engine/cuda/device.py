@@ -114,7 +114,7 @@ class CupyDevice:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._side = cupy.cuda.Stream(non_blocking=True)  # for what is copied while the other runs
         self._given: weakref.WeakSet[Memory] = weakref.WeakSet()
-        self._loaded: list[Any] = []
+        self._others: list[Any] = []  # modules and events
 
     def _array(self, nbytes: int) -> Any:
         with self._device, self._cupy.cuda.using_allocator(self._pool.malloc), self._stream:
@@ -194,6 +194,8 @@ class CupyDevice:
             ) from error
 
     def close(self) -> None:
+        if self._stream is None:
+            return
         arrays = []
         for memory in list(self._given):
             arrays.append(memory.array)
@@ -203,10 +205,11 @@ class CupyDevice:
                 self._side.synchronize()
                 self._stream.synchronize()
             except self._cupy.cuda.runtime.CUDARuntimeError:  # whoever waited for the launch has heard of it
-                never_free([self._pool, *arrays, *self._loaded])
-                return
-            arrays.clear()
-            self._pool.free_all_blocks()
+                never_free([self._pool, self._stream, self._side, *arrays, *self._others])
+            else:
+                arrays.clear()
+                self._pool.free_all_blocks()
+            self._stream = self._side = None  # a stream has memory of the card, too
 
 
 class _CupyOutbound:
@@ -216,6 +219,7 @@ class _CupyOutbound:
         with device._device:  # memory that the card writes to by itself
             self._pinned = device._cupy.cuda.alloc_pinned_memory(max(8, nbytes))
             self._ready = device._cupy.cuda.Event(disable_timing=True)
+            device._others.append(self._ready)
         self._sent = 0
 
     def send(self, nbytes: int) -> None:
@@ -241,7 +245,7 @@ class _CupyProgram:
         with compiled_file(cupy.cuda.nvrtc, source, int(device._device.compute_capability)) as file, device._device:
             self._module = cupy.RawModule(path=str(file), enable_cooperative_groups=resident)
             device._guard(self._module.compile)  # which loads it
-            device._loaded.append(self._module.module)
+            device._others.append(self._module.module)
         self._resident = resident
         self._kernels: dict[str, Any] = {}
         self._most: dict[tuple[str, int, int], int] = {}
