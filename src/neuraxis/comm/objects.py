@@ -24,6 +24,7 @@ import numpy as np
 from neuraxis.errors import NeuraxisError, NotSerializable
 
 __all__ = [
+    "ARRAY",
     "PAIRS",
     "PICKLE",
     "TUPLE",
@@ -36,6 +37,7 @@ __all__ = [
     "encode",
     "is_plain_array",
     "is_plain_tensor",
+    "read_array",
     "read_extension",
     "tensor_elements",
     "tensor_of",
@@ -43,9 +45,10 @@ __all__ = [
 ]
 
 # The tags of the extensions. Public are those that the mesh writes, or reads, in a way of its own.
-TUPLE, _SET, _FROZENSET, _COMPLEX, _INTEGER, _ARRAY, _TENSOR, PAIRS, _SCALAR, PICKLE = range(1, 11)
+TUPLE, _SET, _FROZENSET, _COMPLEX, _INTEGER, ARRAY, _TENSOR, PAIRS, _SCALAR, PICKLE = range(1, 11)
 
 _PLAIN = (type(None), bool, float, str, bytes)
+_ARRAYS = (np.ndarray, np.memmap)
 _MOST_DIMENSIONS = 64  # NumPy's limit
 
 # Quantized and packed types are missing on purpose: made from bytes alone they crash torch when they are used.
@@ -87,23 +90,32 @@ def read_extension(code: int, data: memoryview, decode: Callable[[memoryview], A
         decode: reads what lies within, which may hold extensions again.
         writable: whether an array can be written.
     """
-    if code not in (_ARRAY, _SCALAR, _TENSOR):
+    if code not in (ARRAY, _SCALAR, _TENSOR):
         reader = _READERS.get(code)
         if reader is None:
             raise Unreadable(f"it holds an unknown extension ({code}): is another version of neuraxis at work?")
         return reader(decode(data))
-    try:
-        description, shape, content = _PARTS_DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise Unreadable(f"an array or tensor is not a type, a shape and bytes: {error}") from error
     if code == _TENSOR:
-        return tensor_of(description, shape, content)
-    array = array_of(description, shape, bytearray(content) if writable else bytes(content))
-    if code == _ARRAY:
+        return tensor_of(*_read_parts(data))
+    array = read_array(data, writable=writable)
+    if code == ARRAY:
         return array
-    if shape:
+    if array.shape:
         raise Unreadable("it holds a single number that has a shape")
     return array[()]
+
+
+def read_array(data: memoryview, *, writable: bool) -> np.ndarray:
+    """What the extension ARRAY stands for."""
+    description, shape, content = _read_parts(data)
+    return array_of(description, shape, bytearray(content) if writable else bytes(content))
+
+
+def _read_parts(data: memoryview) -> tuple[Any, tuple[int, ...], memoryview]:
+    try:
+        return _PARTS_DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise Unreadable(f"an array or tensor is not a type, a shape and bytes: {error}") from error
 
 
 # --- arrays and tensors ---------------------------------------------------------------------------------
@@ -112,7 +124,7 @@ def read_extension(code: int, data: memoryview, decode: Callable[[memoryview], A
 def is_plain_array(value: Any) -> bool:
     """Whether `value` is an array that travels."""
     # Subclasses hold more than their data (a mask, units); elements of no size would let a message claim any number.
-    return type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject and value.dtype.itemsize > 0
+    return type(value) in _ARRAYS and not value.dtype.hasobject and value.dtype.itemsize > 0
 
 
 def is_plain_tensor(value: Any) -> bool:
@@ -141,7 +153,7 @@ def describe(dtype: np.dtype) -> Any:
 
 def array_parts(array: np.ndarray) -> msgspec.msgpack.Ext:
     """An array that travels, for msgspec to encode."""
-    return _parts(_ARRAY, describe(array.dtype), array.shape, array.tobytes())
+    return _parts(ARRAY, describe(array.dtype), array.shape, array.tobytes())
 
 
 def tensor_type(tensor: Any) -> str:
@@ -164,7 +176,7 @@ def array_of(
     Raises:
         Unreadable: there are no such elements, or not as many as the shape claims.
     """
-    dtype = _element_type(description)
+    dtype = _plain_type(description) if description.__class__ is str else _element_type(description)
     _check_size(shape, dtype.itemsize, len(content) - start)
     return np.ndarray(shape, dtype, content, start, None, order)
 
@@ -186,10 +198,6 @@ def tensor_of(name: Any, shape: tuple[int, ...], content: Any) -> Any:
 
 
 def _element_type(description: Any) -> np.dtype:
-    return _plain_type(description) if description.__class__ is str else _checked_type(description)
-
-
-def _checked_type(description: Any) -> np.dtype:
     try:
         dtype = _dtype(description)
     except Exception as error:  # of which NumPy has many kinds
@@ -199,7 +207,7 @@ def _checked_type(description: Any) -> np.dtype:
     return dtype
 
 
-_plain_type = lru_cache(maxsize=256)(_checked_type)
+_plain_type = lru_cache(maxsize=256)(_element_type)
 
 
 def _dtype(description: Any) -> np.dtype:

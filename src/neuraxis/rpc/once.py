@@ -42,9 +42,6 @@ class _Caller:
         self.still_open = _NONE
         self.answers: dict[int, Frame | None] = {}  # None while there is none, _DROPPED where one was
 
-    def is_settled(self, number: int) -> bool:
-        return number < self.settled and number not in self.still_open
-
 
 class AtMostOnce:
     """What has begun, for one callee. When the answers have too many bytes, the oldest is dropped."""
@@ -66,7 +63,7 @@ class AtMostOnce:
             if number > known.newest:  # else it was overtaken by one that knew more
                 known.newest = number
                 self._settle(caller, known, settled, still_open)
-            if number not in known.answers and not known.is_settled(number):
+            if number not in known.answers and (number >= known.settled or number in known.still_open):
                 known.answers[number] = None
                 return Standing.NEW
             answer = known.answers.get(number, _DROPPED)

@@ -43,7 +43,9 @@ class Pool:
         with self._lock:
             if self._free <= self._queued:
                 return False
-            self._take()
+            self._free -= 1
+            self._inside += 1
+        self._mine.depth += 1
         return True
 
     def enter(self, timeout: float) -> bool:
@@ -54,15 +56,12 @@ class Pool:
                 self._changed.wait_for(lambda: self._free > 0 or self.closed, timeout)
                 if self.closed or self._free <= 0:
                     return False
-                self._take()
+                self._free -= 1
+                self._inside += 1
             finally:
                 self._queued -= 1
-        return True
-
-    def _take(self) -> None:
-        self._free -= 1
-        self._inside += 1
         self._mine.depth += 1
+        return True
 
     def leave(self) -> None:
         self._mine.depth -= 1

@@ -63,15 +63,20 @@ class Server:
 
     def answer(self, frame: Any, head: Head) -> Frame:
         """The reply to a call, whatever happens. Whoever calls this has a place in the pool."""
+        reply = self._answer(frame, head)
+        self.once.end(head.sender, head.number, reply)
+        return reply
+
+    def _answer(self, frame: Any, head: Head) -> Frame:
         try:
             run = self._prepared(head, frame)
         except BaseException as error:
-            return self._ended(head, self._fail(head, error))
+            return self._fail(head, error)
         try:
             result = run()
         except BaseException as error:  # also SystemExit: it is this call's, not the program's
-            return self._ended(head, self._fail(head, error, of_function=True))
-        return self._ended(head, self._success(head, result))
+            return self._fail(head, error, of_function=True)
+        return self._success(head, result)
 
     def control(self, frame: Any, head: Head) -> Frame:
         """The reply to what is done at once: holding, releasing, cancelling."""

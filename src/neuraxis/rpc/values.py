@@ -36,6 +36,8 @@ _BESIDE_BYTES = 16384  # arrays from this size on lie beside: a smaller one is s
 _BESIDE, _HANDLE = 101, 102  # extensions of msgpack, beyond those of comm.objects
 _INDEX = struct.Struct("<I")
 
+_encode = msgspec.msgpack.Encoder().encode
+
 _NATIVE = frozenset({type(None), bool, float, str, bytes})
 
 
@@ -127,7 +129,7 @@ class Values:
         arrays: list[Any] = []
         handles: list[Any] = []
         try:
-            body = msgspec.msgpack.encode(self._lower(value, arrays, handles))
+            body = _encode(self._lower(value, arrays, handles))
         except RecursionError as error:
             raise NotSerializable("a value that is nested too deeply, or holds itself, cannot be sent") from error
         except UnicodeEncodeError as error:
@@ -151,15 +153,17 @@ class Values:
             return value
         if kind is list:
             return [item if type(item) in _NATIVE else self._lower(item, arrays, handles) for item in value]
-        if kind is np.ndarray and value.nbytes < _BESIDE_BYTES and objects.is_plain_array(value):
-            return objects.array_parts(value)
         if kind is dict:
-            if not value or all(type(key) is str for key in value):
+            if not value:
+                return value
+            if all(type(key) is str for key in value):
                 return {key: self._lower(item, arrays, handles) for key, item in value.items()}
             return self._within(objects.PAIRS, [[key, item] for key, item in value.items()], arrays, handles)
         if kind is tuple:
             return self._within(objects.TUPLE, list(value), arrays, handles)
-        if objects.is_plain_array(value) and value.nbytes >= _BESIDE_BYTES:
+        if objects.is_plain_array(value):
+            if value.nbytes < _BESIDE_BYTES:
+                return objects.array_parts(value)
             content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
             return _beside(_Array(False, objects.describe(value.dtype), value.shape, value.nbytes), content, arrays)
         if objects.is_plain_tensor(value) and value.numel() * value.element_size() >= _BESIDE_BYTES:
@@ -186,7 +190,11 @@ class Values:
         """The value of a frame that nobody else uses. Arrays and tensors can be written."""
         adopted = self._mine.adopted = []
         try:
-            return self._decode(frame, head)
+            small = _small_part(frame)
+            if head.table == head.body:
+                return self._plain_decoder.decode(small[head.body : head.end])
+            arrays = _read_arrays(frame, _TABLE.decode(small[head.table : head.body]), head.end)
+            return self._decoder(arrays).decode(small[head.body : head.end])
         except BaseException as error:
             # Not all of its handles may have been come upon: let go of each, and that once.
             for handle in adopted:
@@ -214,17 +222,12 @@ class Values:
         elif code in (objects.TUPLE, objects.PAIRS):
             self._handle_finder.decode(data)
 
-    def _decode(self, frame: Any, head: Head) -> Any:
-        view = _small_part(frame)
-        if head.table == head.body:
-            return self._plain_decoder.decode(view[head.body : head.end])
-        arrays = _read_arrays(frame, _TABLE.decode(view[head.table : head.body]), head.end)
-        return self._decoder(arrays).decode(view[head.body : head.end])
-
     def _decoder(self, arrays: list[Any]) -> msgspec.msgpack.Decoder[Any]:
         return msgspec.msgpack.Decoder(ext_hook=partial(self._extension, arrays))
 
     def _extension(self, arrays: Any, code: int, data: memoryview) -> Any:
+        if code == objects.ARRAY:
+            return objects.read_array(data, writable=True)
         if code == _BESIDE:
             return arrays[_INDEX.unpack(data)[0]]
         if code == _HANDLE:

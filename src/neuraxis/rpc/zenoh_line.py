@@ -156,7 +156,7 @@ class ZenohLine:
             if self._outlets.must_not_wait(to, lane, frame.size, timeout):
                 self._outlets.put_within(timeout, to, lane, frame.joined(), note)
             else:
-                self._outlets.put(to, lane, self._payload(frame), note)
+                self._outlets.put(to, lane, self._payload(frame) if frame.pieces else frame.start, note)
         except NeuraxisError:
             raise
         except Exception as error:
@@ -165,13 +165,13 @@ class ZenohLine:
             raise CalleeDied(f"{to.name!r} cannot be reached: {error}", to.name) from error
 
     def _payload(self, frame: Frame) -> bytes | bytearray:
-        """A message as Zenoh takes it, which copies it.
+        """A message with arrays as Zenoh takes it, which copies it.
 
         Who waits for a reply is likely to ask again for as much: memory that is used again need not be taken from the
         system, page by page, which takes longer than to fill it. A reply may have to be sent again when the function
         that it comes from has changed its array.
         """
-        if not frame.pieces or frame.start[0] == Kind.REPLY:
+        if frame.start[0] == Kind.REPLY:
             return frame.joined()
         memory: bytearray | None = getattr(self._mine, "memory", None)
         if memory is None or len(memory) != len(frame):
