@@ -177,7 +177,7 @@ def timed(network: Network, discard_ms: float, time_ms: float) -> dict[str, Any]
 
 
 def one_brunel() -> dict[str, Any]:
-    """Also without its drive: nobody fires, and what a step takes then is the floor of latency of all small networks."""
+    """Also without its drive: what a step takes in which nobody fires is the floor of latency of all small networks."""
     silent = timed(brunel(eta=0.0, seed=1), 200.0, 2000.0)
     return timed(brunel(seed=1), 200.0, 2000.0) | {"floor of latency, us a step": silent["us a step"]}
 
