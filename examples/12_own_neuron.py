@@ -1,14 +1,21 @@
-"""A neuron model of your own: one function, compiled for you, on any number of workers.
+"""A neuron model of your own: one function, compiled for you, on any number of workers, on CPUs and GPUs.
 
 python examples/12_own_neuron.py
+python examples/12_own_neuron.py --device cuda        (the same function, compiled for a GPU; the same spikes)
 
 A resonate-and-fire neuron (Izhikevich 2001): two states that oscillate at a frequency of their own, so that two input
 spikes make it fire if they come one period apart, and not if they come half a period apart.
 """
 
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
 from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, neuron_model
 from neuraxis.network.models import spike_source
+
+app = App(help=__doc__, help_format="plaintext", version_flags=[])
 
 
 @neuron_model(
@@ -23,16 +30,25 @@ def resonate(x, y, input, dt_ms, per_ms, damping_per_ms, threshold):
     return spike, 0.0 if spike else x, 0.0 if spike else y
 
 
-def spikes_for(interval_ms: float, workers: int = 1) -> int:
+def spikes_for(interval_ms: float, workers: int, device: str) -> int:
     network = Network(dt_ms=0.1)
     source = network.population("source", 1, spike_source)
     neuron = network.population("neuron", 1, resonate(threshold=1.0))
     network.spikes(source, [5.0, 5.0 + interval_ms], [0, 0])
     network.connect(source, neuron, AllToAll(), weight=0.9, delay_ms=1.0)
-    with Simulation(network, workers) as simulation:
+    with Simulation(network, workers, device=device) as simulation:
         return round(simulation.run(60.0).rates_hz["neuron"] * 0.060)
 
 
+@app.default
+def main(
+    *,
+    workers: Annotated[int, Parameter(help="Processes; the spikes are the same.")] = 1,
+    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1; the spikes are the same.")] = "cpu",
+) -> None:
+    print("one period (20 ms) apart:", spikes_for(20.0, workers, device), "spike")
+    print("half a period (10 ms) apart:", spikes_for(10.0, workers, device), "spikes")
+
+
 if __name__ == "__main__":
-    print("one period (20 ms) apart:", spikes_for(20.0), "spike")
-    print("half a period (10 ms) apart:", spikes_for(10.0), "spikes")
+    app()

@@ -15,9 +15,10 @@ def main(
     *,
     trials: Annotated[int, Parameter(help="How many trials.")] = 100,
     workers: Annotated[int, Parameter(help="Processes; the result is the same.")] = 1,
+    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1; the result is the same.")] = "cpu",
     seed: Annotated[int, Parameter(help="Everything random is drawn from it.")] = 1,
 ) -> None:
-    with Brain.default(seed=seed, workers=workers) as brain:
+    with Brain.default(seed=seed, workers=workers, device=device) as brain:
         task = CueActionTask(brain)
         for _ in range(trials):
             trial = task.run_trial()

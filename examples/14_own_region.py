@@ -1,8 +1,13 @@
 """A region of your own beside the spiking ones: a camera that ticks, and a detector that hears spikes."""
 
+from typing import Annotated
+
 import numpy as np
+from cyclopts import App, Parameter
 
 from neuraxis.brain import Brain, BrainBuilder, Event
+
+app = App(help=__doc__, version_flags=[])
 
 
 class Camera:
@@ -43,7 +48,12 @@ class Detector:
         self.counts, self.ahead = state["counts"].copy(), int(state["ahead"])
 
 
-def main() -> None:
+@app.default
+def main(
+    *,
+    workers: Annotated[int, Parameter(help="Processes; what is seen is the same.")] = 1,
+    device: Annotated[str, Parameter(help="Of the spiking neurons: cpu, cuda; one for each worker: cuda,cpu.")] = "cpu",
+) -> None:
     spec = (
         BrainBuilder("seeing", seed=1)
         .python_region("camera", Camera, neurons=40, groups=4, tick_ms=20.0, config={"columns": 4})
@@ -53,9 +63,9 @@ def main() -> None:
         .pathway("cortex.L5e", "detector", 3.0)
         .spec()
     )
-    with Brain(spec, workers=2) as brain:  # workers=1 prints the same
+    with Brain(spec, workers=workers, device=device) as brain:
         brain.run(600.0)
 
 
 if __name__ == "__main__":  # worker processes import this file
-    main()
+    app()
