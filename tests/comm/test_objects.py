@@ -123,6 +123,24 @@ def test_void_and_structured_arrays(dtype: np.dtype) -> None:
     assert decode(encode(array[0])) == array[0]
 
 
+def test_names_of_a_record_that_are_changed_later() -> None:
+    array = np.zeros(2, [("outer", [("x", "i4")])])
+    assert decode(encode(array)).dtype["outer"].names == ("x",)
+    array.dtype["outer"].names = ("y",)
+    assert decode(encode(array)).dtype["outer"].names == ("y",)
+
+
+def test_second_names_of_a_record_do_not_travel_whatever_they_are() -> None:
+    array = np.zeros(2, np.dtype({"names": ["a"], "formats": ["i4"], "titles": [["volts"]]}))
+    assert decode(encode(array)).dtype == np.dtype([("a", "i4")])
+
+
+def test_a_record_that_another_side_described_as_text_is_nobody_elses() -> None:
+    packed = msgspec.msgpack.encode(msgspec.msgpack.Ext(6, msgspec.msgpack.encode(["i4,f8", [1], bytes(12)])))
+    decode(packed).dtype.names = ("x", "y")
+    assert decode(packed).dtype.names == ("f0", "f1")
+
+
 @pytest.mark.parametrize("layout", ["fortran", "strided", "reversed", "transposed"])
 def test_arrays_that_are_not_contiguous(layout: str) -> None:
     array = np.arange(24).reshape(4, 6)

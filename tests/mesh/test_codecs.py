@@ -97,6 +97,13 @@ def test_any_array(array: np.ndarray) -> None:
     assert_same(there_and_back(array), array)
 
 
+def test_names_of_a_record_that_are_changed_later() -> None:
+    array = np.zeros(2, [("outer", [("x", "i4")])])
+    assert there_and_back(array).dtype["outer"].names == ("x",)
+    array.dtype["outer"].names = ("y",)
+    assert there_and_back(array).dtype["outer"].names == ("y",)
+
+
 def test_an_array_is_a_view_of_the_payload_and_keeps_its_order() -> None:
     for order in ("C", "F"):
         array = np.asarray(np.arange(12.0).reshape(3, 4), order=order)

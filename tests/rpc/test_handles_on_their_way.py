@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from neuraxis.errors import CallRefused, CallTimeout, InvalidArgument, NotSerializable, UnknownFunction
+from neuraxis.errors import CalleeDied, CallRefused, CallTimeout, InvalidArgument, NotSerializable, UnknownFunction
 from neuraxis.rpc import RemoteObject, RpcContext
 from neuraxis.rpc.messages import Operation
+from neuraxis.rpc.values import Values
 from tests.crew.stopping import go_on, stop
 from tests.rpc.meeting import Join, meeting, until
 
@@ -130,6 +131,27 @@ def test_in_a_result_that_cannot_be_sent(join: Join) -> None:
         with pytest.raises(NotSerializable):
             caller.rpc_sync("owner", name)
     freed(owner)
+
+
+def test_an_answer_that_cannot_be_read_keeps_nothing_of_its_call(join: Join) -> None:
+    join("callee", {"echo": lambda value: value})
+    caller = join("caller")
+    values = caller._values
+
+    def damaged(frame: Any, head: Any) -> Any:
+        return Values.decode(values, frame, head._replace(body=head.end - 1, table=head.end - 1))
+
+    values.decode = damaged  # type: ignore[method-assign]
+    try:
+        gc.disable()
+        future = caller.rpc_async("callee", "echo", ["text"])
+        with pytest.raises(CalleeDied, match="cannot be read"):
+            future.wait(20)
+        gone = weakref.ref(future)
+        del future
+        until(lambda: gone() is None, "the future of a call that is over")
+    finally:
+        gc.enable()
 
 
 def test_no_error_keeps_what_its_call_was_given(join: Join) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.errors import CalleeGone, CallRefused, CallTimeout
+from neuraxis.errors import CalleeDied, CalleeGone, CallRefused, CallTimeout
 from neuraxis.rpc import RpcContext, sight, zenoh_lanes, zenoh_line, zenoh_outlets
 
 Join = Callable[..., RpcContext]
@@ -62,8 +62,23 @@ def test_calls_where_there_are_few_cores_and_where_there_are_many(
     gate.set()
     assert slow.wait(20) is True
     callee.shutdown()
-    with pytest.raises(CalleeGone):
+    with pytest.raises((CalleeGone, CalleeDied)):  # it may leave during the call
         caller.rpc_sync("callee", "length", [])
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_one_that_is_woken_when_its_reply_has_come_hears_nothing(
+    cores: int, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zenoh_lanes, "usable_cores", lambda: cores)
+    join("callee", length=len)
+    caller = join("caller")
+    assert caller.wait_for(["callee"], 20) == []
+    assert caller.rpc_sync("callee", "length", [0]) == 1
+    (lane,) = caller._transport._lanes  # type: ignore[union-attr]
+    line_of(caller)._lanes._wake(lane)
+    assert caller.rpc_sync("callee", "length", [0, 0]) == 2
+    assert caplog.text == ""
 
 
 def test_a_callee_goes_out_of_sight_while_it_is_sent_to(join: Join) -> None:

@@ -44,7 +44,7 @@ __all__ = [
     "tensor_type",
 ]
 
-# The tags of the extensions. Public are those that the mesh writes, or reads, in a way of its own.
+# The tags of the extensions. Public are those that the mesh or remote calls write, or read, in a way of their own.
 TUPLE, _SET, _FROZENSET, _COMPLEX, _INTEGER, ARRAY, _TENSOR, PAIRS, _SCALAR, PICKLE = range(1, 11)
 
 _PLAIN = (type(None), bool, float, str, bytes)
@@ -139,13 +139,17 @@ def is_plain_tensor(value: Any) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
 def describe(dtype: np.dtype) -> Any:
-    """A dtype as plain data, not to be changed. A record keeps its offsets, so that padding comes back as padding."""
+    """A dtype as plain data. A record keeps its offsets, so that padding comes back as padding."""
     if dtype.fields is not None and dtype.names is not None:
         fields = [dtype.fields[name] for name in dtype.names]
         formats = [[describe(field[0].base), list(field[0].shape)] for field in fields]
         return [list(dtype.names), formats, [field[1] for field in fields], dtype.itemsize]
+    return _describe_plain(dtype)
+
+
+@lru_cache(maxsize=256)  # not of records, whose names can be changed
+def _describe_plain(dtype: np.dtype) -> str:
     if dtype.kind == "V" and not dtype.name.startswith("void"):
         return dtype.name  # bfloat16 and its like, known by name where ml_dtypes is loaded
     return dtype.str
@@ -176,7 +180,9 @@ def array_of(
     Raises:
         Unreadable: there are no such elements, or not as many as the shape claims.
     """
-    dtype = _plain_type(description) if description.__class__ is str else _element_type(description)
+    # A text that another side has written may also stand for a record, of any size: those are not kept.
+    plain = description.__class__ is str and len(description) < 32 and "," not in description
+    dtype = _plain_type(description) if plain else _element_type(description)
     _check_size(shape, dtype.itemsize, len(content) - start)
     return np.ndarray(shape, dtype, content, start, None, order)
 

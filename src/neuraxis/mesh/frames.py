@@ -27,7 +27,8 @@ def frame_array(array: np.ndarray) -> bytes:
     """The frame of an array that `is_plain_array`. It keeps its order in memory where it has one."""
     flags = array.flags
     order: Literal["C", "F"] = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
-    header = _array_header(array.dtype, array.shape, order)
+    # The names of a record can be changed, so what was written of one is not kept.
+    header = (_array_header if array.dtype.names is None else _new_array_header)(array.dtype, array.shape, order)
     if array.nbytes < _LARGE or not (flags.c_contiguous or flags.f_contiguous):
         return header + array.tobytes(order)
     return b"".join((header, array.ravel("K").view(np.uint8).data))
@@ -55,9 +56,11 @@ def read_tensor(payload: Any) -> Any:
     return objects.tensor_of(name, shape, memoryview(payload)[start:])
 
 
-@lru_cache(maxsize=256)
-def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
+def _new_array_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
     return _header(objects.describe(dtype), shape, order)
+
+
+_array_header = lru_cache(maxsize=256)(_new_array_header)
 
 
 def _header(description: Any, shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:

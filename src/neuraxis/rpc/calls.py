@@ -23,6 +23,7 @@ __all__ = ["Ask", "Calls", "seconds"]
 
 _log = logging.getLogger("neuraxis.rpc")
 _CONTROL_S = 10.0  # for what the other side does at once
+_LONGEST_CHAIN = 100  # of errors, each the reason of the one before
 _PATIENT_S = 1e6  # for what is told to one that may be stopped, and goes on some time
 
 
@@ -99,9 +100,9 @@ class Calls:
                     # Also where it was cancelled: what handles in it stand for is let go then.
                     result = self._read(reply, ask.to)
                 except BaseException as raised:
-                    error = raised.with_traceback(None)  # which would refer to the future, and so to itself
+                    error = raised
             future.sent = None
-            future.finish(result, error)
+            future.finish(result, _untraced(error))
 
         self._begin(ask, number, done)
         return future
@@ -192,6 +193,17 @@ class Calls:
             raise failure
         finally:
             del failure  # else it would refer to itself, by this frame in its traceback
+
+
+def _untraced(error: BaseException | None) -> BaseException | None:
+    """The error without where it was found out: that would refer to the call's future, and so to the error itself."""
+    link = error
+    for _ in range(_LONGEST_CHAIN):
+        if link is None:
+            break
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def seconds(timeout: object) -> float:

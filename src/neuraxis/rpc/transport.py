@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
 
 Reply = tuple["Head", Any]
-"""The head of a reply, and its frame: bytes that nobody else uses."""
+"""The head of a reply, and its frame: bytes, or what else holds them, that nobody else uses."""
 
 Done = Callable[[Reply | None, BaseException | None], None]
 """Told, once, what came back, or why nothing did."""

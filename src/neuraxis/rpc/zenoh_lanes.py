@@ -153,7 +153,8 @@ class _Lane:
                 sample = self._sleep(min(timeout, _LOOK_S))
         except Exception:  # the session is closed
             return None
-        return None if sample is None else self._message(sample)
+        # An empty one woke this lane too late: its reply had come.
+        return None if sample is None or not len(sample.payload) else self._message(sample)
 
     def _look_for(self) -> Any:
         receive, monotonic, give_way = self._try_receive, time.monotonic, os.sched_yield
@@ -172,4 +173,4 @@ class _Lane:
             sample = self._receive()
         finally:
             self.sleeps_until = math.inf
-        return sample if len(sample.payload) else None  # it was woken
+        return sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,7 +79,7 @@ class Device(Protocol):
     def synchronize(self) -> None: ...
 
     def close(self) -> None:
-        """Give all memory back, whoever still holds some."""
+        """Give all memory back, whoever still holds some, unless the device is lost to this process."""
 
 
 def parse_device(name: str) -> int | None:
@@ -140,7 +140,7 @@ class CupyDevice:
 
     def clear(self, memory: Memory) -> None:
         with self._device:
-            memory.array.data.memset_async(0, memory.array.nbytes, self._stream)
+            self._guard(lambda: memory.array.data.memset_async(0, memory.array.nbytes, self._stream))
 
     def put(self, array: NDArray[Any]) -> Memory:
         memory = self.empty(array.nbytes)
@@ -151,10 +151,9 @@ class CupyDevice:
         data = np.ascontiguousarray(array)
         if data.nbytes:
             with self._device:
-                self._cupy.cuda.runtime.memcpyAsync(
-                    memory.address + at, data.ctypes.data, data.nbytes, 1, self._stream.ptr
-                )
-                self._stream.synchronize()  # the array is the caller's again
+                self._guard(lambda: self._cupy.cuda.runtime.memcpyAsync(
+                    memory.address + at, data.ctypes.data, data.nbytes, 1, self._stream.ptr))  # fmt: skip
+                self._guard(self._stream.synchronize)  # the array is the caller's again
 
     def read(self, memory: Memory, kind: Any, count: int, at: int = 0) -> NDArray[Any]:
         nbytes = count * np.dtype(kind).itemsize
@@ -174,7 +173,7 @@ class CupyDevice:
 
     def sort(self, memory: Memory, count: int) -> None:
         with self._device, self._cupy.cuda.using_allocator(self._pool.malloc), self._stream:
-            memory.array[: 8 * count].view(np.uint64).sort()
+            self._guard(memory.array[: 8 * count].view(np.uint64).sort)
 
     def compile(self, source: str, resident: bool) -> Program:
         return _CupyProgram(self, source, resident)
@@ -183,9 +182,9 @@ class CupyDevice:
         with self._device:
             self._guard(self._stream.synchronize)
 
-    def _guard(self, call: Any) -> None:
+    def _guard(self, call: Callable[[], Any]) -> Any:
         try:
-            call()
+            return call()
         except (self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             raise KernelFailed(
                 f"the steps of the network failed on {self.name}: {error}. Saved states are not touched by it; "
@@ -223,14 +222,18 @@ class _CupyOutbound:
         self._sent = 0
 
     def send(self, nbytes: int) -> None:
-        device, self._sent = self._device, nbytes
-        with device._device:
-            self._ready.record(device._stream)
-            device._side.wait_event(self._ready)
-            if nbytes:
-                device._cupy.cuda.runtime.memcpyAsync(
-                    self._pinned.ptr, self.memory.address, nbytes, 2, device._side.ptr
-                )
+        self._sent = nbytes
+        with self._device._device:
+            self._device._guard(self._begin)
+
+    def _begin(self) -> None:
+        device = self._device
+        self._ready.record(device._stream)
+        device._side.wait_event(self._ready)
+        if self._sent:
+            device._cupy.cuda.runtime.memcpyAsync(
+                self._pinned.ptr, self.memory.address, self._sent, 2, device._side.ptr
+            )
 
     def wait(self) -> NDArray[np.uint64]:
         with self._device._device:
@@ -254,7 +257,7 @@ class _CupyProgram:
         device = self._device
         with device._device:
             if kernel not in self._kernels:
-                self._kernels[kernel] = self._module.get_function(kernel)
+                self._kernels[kernel] = device._guard(lambda: self._module.get_function(kernel))
             function = self._kernels[kernel]
             if shared > 48 * 1024 and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
@@ -269,7 +272,8 @@ class _CupyProgram:
         device, key = self._device, (kernel, block, shared)
         if key not in self._most:
             fitting = device._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-            self._most[key] = device.multiprocessors * fitting(self._kernels[kernel].kernel.ptr, block, shared)
+            there = device._guard(lambda: fitting(self._kernels[kernel].kernel.ptr, block, shared))
+            self._most[key] = device.multiprocessors * there
         if grid > self._most[key]:
             raise KernelFailed(
                 f"the steps of the network need {grid} blocks of {block} threads, each with {shared} bytes of shared "
@@ -280,6 +284,7 @@ class _CupyProgram:
     def set_plan(self, plan: NDArray[np.int64]) -> None:
         device = self._device
         with device._device:
-            pointer = self._module.get_global("PLAN")
-            device._cupy.cuda.runtime.memcpyAsync(pointer.ptr, plan.ctypes.data, plan.nbytes, 1, device._stream.ptr)
-            device._stream.synchronize()
+            pointer = device._guard(lambda: self._module.get_global("PLAN"))
+            copy, stream = device._cupy.cuda.runtime.memcpyAsync, device._stream
+            device._guard(lambda: copy(pointer.ptr, plan.ctypes.data, plan.nbytes, 1, stream.ptr))
+            device._guard(stream.synchronize)
