@@ -28,6 +28,10 @@ class CudaFailure(Exception):
     status = 700
 
 
+class OutOfMemory(MemoryError):
+    """As CuPy's."""
+
+
 class Stream:
     ptr = 0
 
@@ -78,6 +82,7 @@ class StandIn:
             CUDARuntimeError=CudaFailure,
             getDeviceProperties=lambda number: {"name": b"stand-in"},
             memcpyAsync=self._copy,
+            memGetInfo=lambda: (1 << 30, 4 << 30),
         )
         driver = SimpleNamespace(CUDADriverError=CudaFailure, occupancyMaxActiveBlocksPerMultiprocessor=self._fitting)
         device = type("Device", (nullcontext,), {
@@ -89,7 +94,7 @@ class StandIn:
             Stream=lambda non_blocking: Stream(self, non_blocking),
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: self.called("record")),
             MemoryPool=lambda: SimpleNamespace(malloc=None, free_all_blocks=lambda: self.called("free")),
-            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
             using_allocator=lambda allocator: nullcontext(),
             alloc_pinned_memory=self._pinned,
             nvrtc=None,
@@ -103,11 +108,13 @@ class StandIn:
         self.calls.append(name)
 
     def empty(self, n: int, dtype: Any) -> DeviceArray:
+        self.called("empty")
         array = np.full(n, 0xA5, dtype).view(DeviceArray)
         array.cupy = self
         return array
 
     def _pinned(self, nbytes: int) -> Any:
+        self.called("pinned")
         memory = (ctypes.c_uint8 * nbytes)()
         memory.ptr = ctypes.addressof(memory)  # type: ignore[attr-defined]
         return memory
@@ -188,8 +195,19 @@ def test_kernels_get_their_plan_and_are_launched_where_there_is_room(cupy: Stand
     assert cupy.calls.count("launch") == 3
 
 
+def test_too_little_memory(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(n: int, dtype: Any) -> Any:
+        raise OutOfMemory
+
+    monkeypatch.setattr(cupy, "empty", none_left)
+    with pytest.raises(MemoryError, match=r"stand-in has no 3.00 GiB left for the network: 1.0 of 4.0 GiB are free"):
+        CupyDevice().empty(3 << 30)
+
+
 OPERATIONS: dict[str, Callable[[CupyDevice, Memory, Any, Any], object]] = {
     "read": lambda device, memory, room, program: device.read(memory, np.uint8, 8),
+    "read much": lambda device, memory, room, program: device.read(memory, np.uint8, 1 << 20),
+    "empty": lambda device, memory, room, program: device.empty(8),
     "write": lambda device, memory, room, program: device.write(memory, np.zeros(8, np.uint8)),
     "clear": lambda device, memory, room, program: device.clear(memory),
     "sort": lambda device, memory, room, program: device.sort(memory, 1),

@@ -119,7 +119,7 @@ class CupyDevice:
     def _array(self, nbytes: int) -> Any:
         with self._device, self._cupy.cuda.using_allocator(self._pool.malloc), self._stream:
             try:
-                return self._cupy.empty(max(1, nbytes), np.uint8)
+                return self._guard(lambda: self._cupy.empty(max(1, nbytes), np.uint8))
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 free, total = self._cupy.cuda.runtime.memGetInfo()
                 raise MemoryError(
@@ -160,7 +160,7 @@ class CupyDevice:
         if nbytes < _LARGE:
             data = np.empty(count, kind)
         else:  # memory that the card writes to by itself is several times faster
-            data = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(nbytes), kind, count)
+            data = np.frombuffer(self._guard(lambda: self._cupy.cuda.alloc_pinned_memory(nbytes)), kind, count)
         if data.nbytes:
             with self._device:
                 self._guard(lambda: self._cupy.cuda.runtime.memcpyAsync(
