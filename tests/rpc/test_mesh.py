@@ -74,6 +74,24 @@ def test_names_that_join_later_and_leave(join: Join) -> None:
         first.rpc_async("second", "nope").wait()
 
 
+def test_who_leaves_replies_first_to_what_has_run(join: Join) -> None:
+    caller = join("caller")
+    callee = join("callee", {"say": lambda: "said"})
+    assert caller.wait_for(["callee"], 20) == []
+    leave, left = callee._pool.leave, threading.Event()
+
+    def leave_and_linger() -> None:
+        leave()
+        left.set()
+        time.sleep(1.0)  # so the context would end before the reply is sent
+
+    callee._pool.leave = leave_and_linger  # type: ignore[method-assign]
+    future = caller.rpc_async("callee", "say")
+    assert left.wait(20)
+    callee.shutdown()
+    assert future.wait(20) == "said"
+
+
 def test_a_call_is_not_run_by_a_later_process_of_that_name(join: Join) -> None:
     ran: list[int] = []
     caller = join("caller")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -63,12 +64,32 @@ def test_a_place_that_an_own_call_had_is_had_by_the_next_one_of_others(join: Joi
 def test_they_end_with_their_context(join: Join) -> None:
     """No thread is left behind, also not of calls that have not begun: the leak check looks."""
     gate, entered = threading.Event(), threading.Event()
-    me = join("me", {"wait": lambda: entered.set() or gate.wait(0.2)}, threads=1)
+    me = join("me", {"wait": lambda: entered.set() or gate.wait(20)}, threads=1)
     futures = [me.rpc_async("me", "wait") for _ in range(5)]
     assert entered.wait(20)
-    me.shutdown()
+    ending = threading.Thread(target=me.shutdown)
+    ending.start()
+    until(lambda: me._pool.closed, "a context that begins no more calls")
+    gate.set()
+    ending.join(20)
     ends = [future.exception(20) for future in futures]
     assert [type(end) for end in ends if end is not None] == [CallCancelled] * 4
+
+
+def test_one_that_has_ended_is_not_cancelled_by_the_end_of_its_context(join: Join) -> None:
+    me = join("me", {"say": lambda: "said"}, threads=1)
+    leave, left = me._pool.leave, threading.Event()
+
+    def leave_and_linger() -> None:
+        leave()
+        left.set()
+        time.sleep(0.5)  # so the context would end before the result is told
+
+    me._pool.leave = leave_and_linger  # type: ignore[method-assign]
+    future = me.rpc_async("me", "say")
+    assert left.wait(20)
+    me.shutdown()
+    assert future.wait(20) == "said"
 
 
 def test_they_call_themselves_to_any_depth_with_one_thread(join: Join) -> None:

@@ -127,13 +127,21 @@ class MessageTransport:
             self._run_waiting()  # a place may have become free in between
 
     def _run(self, frame: Any, head: Head) -> None:
-        try:
-            reply = self._server.answer(frame, head)
-        finally:
-            self._pool.leave()
-        self._reply(head, reply)
+        self._answer(frame, head)
         if self._waiting:
             self._run_waiting()
+
+    def _answer(self, frame: Any, head: Head) -> None:
+        """Run a call that has a place, and reply."""
+        pool = self._pool
+        try:
+            try:
+                reply = self._server.answer(frame, head)
+            finally:
+                pool.leave()
+            self._reply(head, reply)
+        finally:
+            pool.answered()
 
     def _run_waiting(self) -> None:
         if self._refuses:
@@ -143,12 +151,9 @@ class MessageTransport:
                 frame, head = self._waiting.popleft()
             except IndexError:  # another thread was quicker
                 self._pool.leave()
+                self._pool.answered()
                 return
-            try:
-                reply = self._server.answer(frame, head)
-            finally:
-                self._pool.leave()
-            self._reply(head, reply)
+            self._answer(frame, head)
 
     def _reply(self, head: Head, reply: Frame) -> None:
         try:

@@ -45,25 +45,25 @@ class OwnCalls:
 
     def _run(self, number: int, timeout: float, frame: bytes) -> None:
         head = read_head(frame)
-        try:
-            reply = self._answer(timeout, frame, head)
-        finally:
-            self._transport.place_given_back(False)  # another call may wait for the place that this one had
-        if reply is None:
+        if not self._pool.enter(timeout):
+            self._transport.place_given_back(False)  # another call may have waited behind this one
             self._server.discard(frame, head)
             if self._pool.closed:
                 self._pending.fail(number, CallCancelled("this context was shut down", head.sender.name))
-        elif not self._pending.complete(reply):
-            self._server.discard(reply[1], reply[0])
+            return
+        try:
+            reply = self._answer(frame, head)
+            if not self._pending.complete(reply):
+                self._server.discard(reply[1], reply[0])
+        finally:
+            self._pool.answered()
 
-    def _answer(self, timeout: float, frame: bytes, head: Head) -> Reply | None:
-        """The reply; None where there was no place for it in time."""
-        if not self._pool.enter(timeout):
-            return None
+    def _answer(self, frame: bytes, head: Head) -> Reply:
         try:
             return _reply(self._server.answer(frame, head))
         finally:
             self._pool.leave()
+            self._transport.place_given_back(False)  # another call may wait for the place that this one had
 
     def close(self) -> None:
         self._pending.close()

@@ -34,7 +34,7 @@ class Pool:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._mine = _Mine()
-        self._inside = 0  # functions that have begun and not ended, waiting ones included
+        self._inside = 0  # calls that have begun and are not answered, waiting ones included
         self._awaited = 0  # threads that wait until there are none
         self.closed = False
 
@@ -64,11 +64,18 @@ class Pool:
         return True
 
     def leave(self) -> None:
+        """The function has ended: another may have its place. To be followed by `answered`."""
         self._mine.depth -= 1
         with self._lock:
-            self._inside -= 1
             self._free += 1
-            if self._queued or self._awaited:
+            if self._queued:
+                self._changed.notify_all()
+
+    def answered(self) -> None:
+        """Who called has its reply, or will not get it."""
+        with self._lock:
+            self._inside -= 1
+            if self._awaited:
                 self._changed.notify_all()
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -103,7 +110,10 @@ class Pool:
         self._given_back(more)
 
     def wait_until_empty(self, patience_s: float) -> bool:
-        """Wait for functions that run; whether all have ended. One that runs in this thread is not waited for."""
+        """Wait for functions that run, and their replies; whether all have ended.
+
+        One that runs in this thread is not waited for.
+        """
         own = 1 if self._mine.depth else 0
         with self._changed:
             self._awaited += 1

@@ -116,12 +116,16 @@ class TensorPipeTransport(FixedRanks):
                 frame, head, answer = self._waiting.popleft()
             except IndexError:  # another thread was quicker
                 self._pool.leave()
+                self._pool.answered()
                 return
             try:
-                reply = self._server.answer(frame, head)
+                try:
+                    reply = self._server.answer(frame, head)
+                finally:
+                    self._pool.leave()
+                answer.set_result(_tensor(reply))
             finally:
-                self._pool.leave()
-            answer.set_result(_tensor(reply))
+                self._pool.answered()
 
     # --- to call ----------------------------------------------------------------------------------------------
 
