@@ -480,8 +480,8 @@ class CudaError(NeuraxisError, RuntimeError):
 class KernelFailed(CudaError):
     """A kernel failed while it ran (an illegal address, an assertion): this process can use CUDA no longer.
 
-    It is raised, too, for a network whose kernels cannot run on a device at all (it has no room for them, or they do not
-    compile); CUDA stays usable then.
+    It is raised, too, for a network whose kernels cannot run on a device at all (there is no room for them, or they do
+    not compile); CUDA stays usable then.
 
     Attributes:
         kernels: those that may have failed: all that were launched since the device was last waited for.
