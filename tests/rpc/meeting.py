@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 from neuraxis.rpc import RpcContext
 
-__all__ = ["Join", "meeting", "until"]
+__all__ = ["Join", "linger_after_calls", "meeting", "until"]
 
 Join = Callable[..., RpcContext]
 _meshes = itertools.count()
@@ -35,6 +36,19 @@ def meeting() -> Iterator[Join]:
             return context
 
         yield join
+
+
+def linger_after_calls(context: RpcContext, seconds: float) -> threading.Event:
+    """Keep a context, when a function has ended, from telling its result for a while; set when that begins."""
+    leave, left = context._pool.leave, threading.Event()
+
+    def leave_and_linger() -> None:
+        leave()
+        left.set()
+        time.sleep(seconds)
+
+    context._pool.leave = leave_and_linger  # type: ignore[method-assign]
+    return left
 
 
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:

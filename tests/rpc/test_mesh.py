@@ -26,6 +26,7 @@ from neuraxis.mesh import Node, Router
 from neuraxis.rpc import RpcContext, init_rpc, rpc_sync
 from neuraxis.rpc.calls import Ask
 from neuraxis.rpc.messages import Operation
+from tests.rpc.meeting import linger_after_calls
 
 Join = Callable[..., RpcContext]
 _meshes = iter(range(1000))
@@ -78,14 +79,7 @@ def test_who_leaves_replies_first_to_what_has_run(join: Join) -> None:
     caller = join("caller")
     callee = join("callee", {"say": lambda: "said"})
     assert caller.wait_for(["callee"], 20) == []
-    leave, left = callee._pool.leave, threading.Event()
-
-    def leave_and_linger() -> None:
-        leave()
-        left.set()
-        time.sleep(1.0)  # so the context would end before the reply is sent
-
-    callee._pool.leave = leave_and_linger  # type: ignore[method-assign]
+    left = linger_after_calls(callee, 1.0)
     future = caller.rpc_async("callee", "say")
     assert left.wait(20)
     callee.shutdown()

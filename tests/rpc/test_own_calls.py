@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from neuraxis.errors import CallCancelled, CallTimeout, NotSerializable
-from tests.rpc.meeting import Join, meeting, until
+from tests.rpc.meeting import Join, linger_after_calls, meeting, until
 
 
 @pytest.fixture
@@ -78,14 +77,7 @@ def test_they_end_with_their_context(join: Join) -> None:
 
 def test_one_that_has_ended_is_not_cancelled_by_the_end_of_its_context(join: Join) -> None:
     me = join("me", {"say": lambda: "said"}, threads=1)
-    leave, left = me._pool.leave, threading.Event()
-
-    def leave_and_linger() -> None:
-        leave()
-        left.set()
-        time.sleep(0.5)  # so the context would end before the result is told
-
-    me._pool.leave = leave_and_linger  # type: ignore[method-assign]
+    left = linger_after_calls(me, 0.5)
     future = me.rpc_async("me", "say")
     assert left.wait(20)
     me.shutdown()

@@ -254,8 +254,6 @@ def _lower(value: Any, allow_pickle: bool) -> Any:
         if -(2**63) <= value < 2**64:
             return value
         return _extension(_INTEGER, str(value), allow_pickle)
-    if kind is np.ndarray and is_plain_array(value):
-        return array_parts(value)
     if kind is list:
         return [_lower(item, allow_pickle) for item in value]
     if kind is dict:
