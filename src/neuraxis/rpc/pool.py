@@ -31,7 +31,7 @@ class Pool:
         self._waiting = 0
         self._most_waiting = 0
         self._given_back = given_back
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # taken by itself where nobody waits: that is quicker
         self._changed = threading.Condition(self._lock)
         self._mine = _Mine()
         self._inside = 0  # calls that have begun and are not answered, waiting ones included

@@ -153,7 +153,7 @@ class _Lane:
                 sample = self._sleep(min(timeout, _LOOK_S))
         except Exception:  # the session is closed
             return None
-        # An empty one woke this lane too late: its reply had come.
+        # An empty one was there to wake this lane, now or when its reply had come.
         return None if sample is None or not len(sample.payload) else self._message(sample)
 
     def _look_for(self) -> Any:
