@@ -2,7 +2,7 @@
 
 python benchmarks/gpu.py                       all of it (some minutes on an H200)
 python benchmarks/gpu.py --what micro,energy   parts: micro, recording, energy, seeds, same, brunel, hpc, million
-python benchmarks/gpu.py --json gpu.json       keep the figures
+python benchmarks/gpu.py --json gpu.json       keep the figures, in the form of `neuraxis bench ... --json`
 
 The recipe (Senk et al. 2026): full scale, 10 s of model time after 0.5 s that do not count, no recording for speed.
 Times are the wall clock's around `simulation.advance`; the first build of a network compiles, so the second one counts.
@@ -24,9 +24,11 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import App, Parameter
 
-from neuraxis.execution import Simulation
+from neuraxis.bench.harness import Report, Results, Table, machine_lines, record
+from neuraxis.bench.machine import machine_state
 from neuraxis.network import Network
 from neuraxis.network.library import brunel, hpc_benchmark, microcircuit
+from neuraxis.simulation import Simulation
 from validate_microcircuit import measures
 
 DISCARD_MS, TIME_MS, REPEATS, SEEDS = 500.0, 10_000.0, 3, 10
@@ -39,19 +41,37 @@ def main(
     *,
     what: str = "micro,recording,energy,seeds,same,brunel,hpc,million",
     json_to: Annotated[Path | None, Parameter("--json")] = None,
+    note: str = "",
 ) -> None:
-    """Measure the parts that `what` names."""
+    """Measure the parts that `what` names; `note` is a remark about the circumstances for the JSON file."""
     found: dict[str, Any] = {}
+    state = machine_state(1, "cupy-cuda12x", "cupy-cuda13x")
+    state["machine"]["cuda"] = device_name()
+    command = ["python", "benchmarks/gpu.py", "--what", what]
+    heading = [*machine_lines(Results(**state)), f"Medians of {REPEATS} runs, all in one simulation each."]
     for name in what.split(","):
         found[name] = PARTS[name]()
+        report = Report({**state, "found": found}, heading, tables(found))
         if json_to is not None:
-            json_to.write_text(json.dumps(found, indent=1))
-        print(f"## {name}\n{json.dumps(found[name], indent=1)}", flush=True)
+            json_to.write_text(json.dumps(record(report, command, note), indent=1))
+        print(report.tables[-1].as_text(), flush=True)
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """Return a table for each part, a row for each thing that it measured; lists and nested parts are left out."""
+    made = []
+    for part, measured in found.items():
+        rows = measured if all(isinstance(one, dict) for one in measured.values()) else {part: measured}
+        names = [name for name, value in next(iter(rows.values())).items() if not isinstance(value, dict | list)]
+        cells = [[title, *(f"{row[name]:,}" if type(row[name]) is int else str(row[name]) for name in names)]
+                 for title, row in rows.items()]  # fmt: skip
+        made.append(Table(part, ["", *names], cells))
+    return made
 
 
 def micro() -> dict[str, Any]:
     """The microcircuit, with both kinds of drive, without and with all spikes recorded."""
-    found: dict[str, Any] = {"device": device_name()}
+    found: dict[str, Any] = {}
     for drive in ("poisson", "dc"):
         for recorded in (False, True):
             network = microcircuit(1.0, drive, seed=1)
@@ -75,7 +95,7 @@ def micro() -> dict[str, Any]:
 
 
 def recording() -> dict[str, Any]:
-    """What it costs to record the spikes of all neurons, in a network that fires at about 10 Hz; the two by turns."""
+    """Measure the cost of recording all spikes in a network that fires at about 10 Hz; the two in turns."""
     plain, recorded = brunel(eta=1.1, seed=1), brunel(eta=1.1, seed=1)
     for population in recorded.populations:
         recorded.record(population, "spikes")
@@ -177,7 +197,7 @@ def timed(network: Network, discard_ms: float, time_ms: float) -> dict[str, Any]
 
 
 def one_brunel() -> dict[str, Any]:
-    """Also without its drive: what a step takes in which nobody fires is the floor of latency of all small networks."""
+    """Measure Brunel's network, also without its drive: a step without spikes is the least latency of small ones."""
     silent = timed(brunel(eta=0.0, seed=1), 200.0, 2000.0)
     return timed(brunel(seed=1), 200.0, 2000.0) | {"floor of latency, us a step": silent["us a step"]}
 

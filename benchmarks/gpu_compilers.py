@@ -1,10 +1,10 @@
-"""What compiles neuron models for a GPU: CUDA C++ by NVRTC (as the engine does), or Numba's CUDA target.
+"""Compare two compilers of neuron models for GPUs: CUDA C++ by NVRTC (as the engine uses), and Numba's CUDA target.
 
 python benchmarks/gpu_compilers.py
 
-Each model is advanced for a million neurons by kernels that differ only in who compiled the model's function: states in
-registers, 200 steps a launch, constant input. Told are the time to compile, the time of a launch (the median of 20,
-the two by turns), and whether states and spikes have the bits that Numba's code for the CPU gives.
+Kernels that differ only in the compiler of the model's function advance a million neurons of each model: states in
+registers, 200 steps a launch, constant input. The table has the time to compile, the time of a launch (the median of
+20, the two in turns), and a comparison of states and spikes, bit by bit, with Numba's code for the CPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cyclopts import App
 from numba import njit
 
 from neuraxis.engine import arithmetic
-from neuraxis.engine.cuda.nvrtc import compiled_file
+from neuraxis.engine.codegen import typed_function
+from neuraxis.engine.cuda.device import compiled_file
 from neuraxis.engine.cuda.program import model_source
-from neuraxis.engine.generated import typed_function
 from neuraxis.network import models
 from neuraxis.network.neuron_model import NeuronModel
 
@@ -60,7 +60,7 @@ def measure(name: str, model: NeuronModel) -> None:
         try:
             launch, result = prepare(model, *start)
             launch()
-        except Exception as error:  # Numba cannot compile it, say: that is an answer, too
+        except Exception as error:  # a failure, of Numba to compile a model for example, is a result as well
             print(f"| {name} | {way} | failed: {type(error).__name__}: {str(error).splitlines()[0]} | | |")
             continue
         seconds = time.perf_counter() - before
@@ -103,12 +103,12 @@ def beginning(model: NeuronModel) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kinds_of(model: NeuronModel) -> list[bool]:
-    """For each state, whether it is a whole number."""
+    """Return, for each state, True if it is an integer."""
     return [isinstance(value, int) for value in model.states.values()]
 
 
 def arguments_of(model: NeuronModel, number: Callable[[float | int], str]) -> list[str]:
-    """What the model's function is called with: states `s0..`, inputs `x0..`, constants as numbers."""
+    """Return the arguments of the model's function: states `s0..`, inputs `x0..`, constants as numbers."""
     given = {"current_pa": number(0.0)} | {name: number(value) for name, value in model.values(DT_MS).items()}
     given |= {name: number(0.0) for name in model.signals}
     given |= {name: f"s{row}" for row, name in enumerate(model.states)}

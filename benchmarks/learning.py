@@ -1,8 +1,8 @@
-"""What the default brain learns, over several seeds, whole and with lesions: a table, and the learning curves.
+"""Measure learning of the default brain over several seeds, intact and with lesions: a table and learning curves.
 
     python benchmarks/learning.py --seeds 1,2,3,4,5 --plot learning.png
 
-Every run is a process of its own, in which the brain runs sequentially; as many as there are cores run at once.
+Every run is a separate process, in which the brain runs sequentially; as many run at once as there are cores.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cyclopts import App, Parameter
 from neuraxis.brain import Brain
 from neuraxis.brain.tasks import CueActionTask
 from neuraxis.machine import usable_cores
-from neuraxis.observe.brain_report.curve_figure import learning_curve_figure
-from neuraxis.observe.brain_report.model import LearningCurve
+from neuraxis.report.brain.model import LearningCurve
+from neuraxis.report.plots import learning_curve_figure
 
 # (name, delayed, reversal, lesion)
 CONDITIONS = {
@@ -37,7 +37,7 @@ app = App(help=__doc__, version_flags=[])
 
 
 def run_one(condition: str, seed: int, trials: int) -> dict[str, object]:
-    """One session: which trials were right, and how long it took."""
+    """Run one session; return the correct trials and the elapsed time."""
     delayed, reversal, lesion = CONDITIONS[condition]
     begun = time.perf_counter()
     with Brain.default(seed=seed) as brain:

@@ -1,10 +1,10 @@
-"""Nodes that all speak at once: how many messages are lost, and how long the others take.
+"""Nodes that all publish at once: lost messages, and the latency of the others.
 
     python benchmarks/mesh_load.py                        5 nodes at 1 kHz with 10 KB each
     python benchmarks/mesh_load.py --hears all --raw      every node hears all others; Zenoh without neuraxis as well
 
-Every node is a process of its own on this machine's mesh. A message's time goes from the call of `publish` to the call
-of the handler in the other process; both read the same clock.
+Every node is a separate process on this machine's mesh. The latency of a message is the time from the call of `publish`
+to the call of the handler in the other process; both read the same clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neuraxis.mesh import Message, Node, Topology
-from neuraxis.mesh.kinds import declare_publisher
+from neuraxis.mesh.messages import declare_publisher
 from neuraxis.mesh.topology import open_session
 
 START_S = 60.0
@@ -45,10 +45,10 @@ def measure_load(
     hears: Hears = "next",
     raw: bool = False,
 ) -> dict[str, Any]:
-    """Let nodes publish messages of `size` bytes for some seconds; what arrived, and when.
+    """Let nodes publish messages of `size` bytes for some seconds; return counts and latencies.
 
     Args:
-        hears: whom each node hears: the next one, or all others.
+        hears: the nodes that each node subscribes to: the next one, or all others.
         raw: without neuraxis: Zenoh's own sessions, publishers and subscribers with the same settings.
 
     Returns:
@@ -174,7 +174,7 @@ def _run_node(options: dict[str, Any]) -> None:
                 late.append((now - due) * 1e-3)
             due += period
         _say("done")
-        time.sleep(0.2)  # what was sent last is on its way
+        time.sleep(0.2)  # until the last messages have arrived
         found = np.array(times_us, np.float32)
         answer = {"sent": sent, "received": len(found), "times_us": found.tobytes().hex()}
         print(json.dumps(answer | {"late_us": np.array(late, np.float32).tobytes().hex()}), flush=True)
@@ -185,7 +185,7 @@ _STAMP = struct.Struct("<QQ")  # when it was sent, and whether it counts
 
 
 def _say(word: str) -> None:
-    """Say where this node is, and go on when all are there."""
+    """Report that this node reached a point, and wait until all have."""
     print(json.dumps(word), flush=True)
     sys.stdin.readline()
 
@@ -197,7 +197,7 @@ def _open_node(options: dict[str, Any], hear: Callable[[bytes], None], stack: Ex
         hear(message.value)
 
     for name in options["heard"]:
-        node.subscribe(f"{name}/load", handle, recover=False)
+        node.subscribe(f"{name}/load", handle, recover=False, depth=1000)
     _say("open")
     missing = node.wait_for(options["others"], START_S)
     if missing or any(peer.topics is None for peer in node.peers(START_S)):

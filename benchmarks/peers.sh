@@ -16,7 +16,7 @@ if [ -f "$installed" ] && cmp -s "$pins" "$installed"; then
     echo "$environment is ready"
     exit 0
 fi
-# An environment left half made, or made by an interpreter that is gone, is made anew.
+# An incomplete environment, or one of a removed interpreter, is created again.
 "$environment/bin/python" -c '' 2>/dev/null || "${PYTHON:-python3}" -m venv --clear "$environment"
 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -c "$pins" nest-simulator brian2 setuptools
 "$environment/bin/python" -c 'import brian2, nest' >/dev/null

@@ -1,15 +1,15 @@
-"""Minutes of nodes at 1 kHz, one of which is killed and comes back every ten seconds; and a brain beside them.
+"""Soak test: nodes publish at 1 kHz while one is killed and restarted every ten seconds; a brain runs at the same time.
 
     python benchmarks/soak.py --minutes 10
 
-Two speakers, two hearers and the one that is killed (it speaks and hears, and it was the first on the mesh) are a
-process each. At the end everything must be accounted for:
+Two publishers, two subscribers and the victim (which publishes and subscribes, and joined the mesh first) are separate
+processes. At the end every message must be accounted for:
 
-- What each hearer received of each life of each speaker, and what it was told is missing, is what that life has sent.
-  Beyond that only the first and last words of one that was killed may be missing; how many is known from its own count.
-- The memory, threads and descriptors of those that lived all the time do not go on growing after the first cycles.
-- In the brain (three regions in lockstep, one of them killed and started again with its last state) every absence is
-  recorded by those that hear that region, and at the end all hear each other again.
+- Received plus reported-lost messages of each incarnation of each publisher equal the messages that it sent. Only the
+  first and last messages of a killed publisher may be missing; their number is known from its own count.
+- Memory, threads and descriptors of the surviving processes do not grow after the first cycles.
+- In the brain (three regions in lockstep, one of them killed and restarted from its last state) the downstream regions
+  record every absence, and at the end all regions receive each other again.
 
 It exits with status 1 if one of these does not hold.
 """
@@ -20,14 +20,12 @@ import json
 import os
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,19 +34,15 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from neuraxis.mesh.topology import LEASE_MS
 from soak_nodes import TOPICS, read_counts
+from soak_usage import Sample, sample, usage
 
 HERE = Path(__file__).parent
 SPEAKERS, HEARERS, VICTIM = ("speaker-1", "speaker-2"), ("hearer-1", "hearer-2"), "victim"
 AWAY_S = 1.0  # how long one that was killed stays away
 LIMIT_S = 60.0
-PARTS = 6
-# What may be more at the end. Zenoh's runtimes have some threads more or less at times. A message that waits takes 9 to
-# 50 KB, however small it is, and the heap keeps much of what a backlog needed. Of what a region's engine has reserved
-# for spikes, a part is used for the first time when there are more of them than ever before.
-MORE_BYTES, MORE_SHARE, MOST_MORE_BYTES = 4 * 2**20, 0.05, 32 * 2**20
-ENGINE_BYTES = 12 * 2**20
-MORE_THREADS, MORE_DESCRIPTORS = 2, 1
+STARVED_S = LEASE_MS / 2000  # half of the time after which a process that gives no sign of life counts as gone
 
 app = App(help=__doc__, help_format="plaintext", version_flags=[])
 
@@ -63,7 +57,7 @@ class Process:
             [sys.executable, str(HERE / script), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.usage = psutil.Process(self._popen.pid)
-        self.samples: list[Sequence[float]] = []  # (seconds, bytes, threads, descriptors)
+        self.samples: list[Sample] = []
 
     def said(self, limit_s: float = LIMIT_S) -> Any:
         assert self._popen.stdout is not None
@@ -85,11 +79,6 @@ class Process:
         self._popen.stdin.flush()
         return self.said()
 
-    def sample(self, at_s: float) -> None:
-        with self.usage.oneshot():
-            used = self.usage.memory_info().rss, self.usage.num_threads()
-        self.samples.append((at_s, *used, self.usage.num_fds()))
-
     def kill(self) -> None:
         self._popen.kill()
         self._popen.communicate()
@@ -99,7 +88,7 @@ class Process:
 
 
 class Nodes:
-    """The speakers, the hearers and the victim, and what they have counted."""
+    """The publishers, the subscribers and the victim, and their counts."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -132,7 +121,7 @@ class Nodes:
         self.victim.said()
 
     def finish(self) -> None:
-        """Stop all, and have them say a little more until all hearers have heard the end, or do not hear it."""
+        """Stop all, and publish a few more messages until all subscribers have received the last ones or time out."""
         speakers = [*self.speakers.values(), self.victim]
         for one in speakers:
             one.ask("stop")
@@ -143,7 +132,7 @@ class Nodes:
                 return
 
     def accounts(self) -> list[dict[str, Any]]:
-        """For each hearer and each life of each speaker: what was sent, and what became of it."""
+        """Return, for each subscriber and each incarnation of each publisher, the sent, received and lost messages."""
         lives = [(name, *read_counts(self._folder / name)) for name in SPEAKERS]
         lives += [(VICTIM, *read_counts(path)) for path in self.victims]
         found = []
@@ -205,7 +194,7 @@ def _account(
 
 
 def _same_as_counted(hearer: str, counts: dict[str, list[int]], accounts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whether the node's own counts are the sum of what was accounted for."""
+    """Compare the node's own counts with the sum of the accounted messages."""
     wrong = []
     for name in (*SPEAKERS, VICTIM):
         for topic in TOPICS:
@@ -218,51 +207,22 @@ def _same_as_counted(hearer: str, counts: dict[str, list[int]], accounts: list[d
     return wrong
 
 
-# --- what was used ---
-
-
-def usage(name: str, samples: Sequence[Sequence[float]], warm_s: float) -> dict[str, Any]:
-    """What a process used, in equal parts of what was seen after all was warm: memory, threads and descriptors.
-
-    Of memory it is the least, of threads the median: what a busy moment needs is no growth. Of descriptors it is the
-    most: there are fewer while one is away. What grows does so from part to part; a single step in memory may stay.
-    """
-    counted = [one for one in samples if one[0] >= warm_s]
-    if len(counted) < PARTS:
-        return {
-            "process": name,
-            "warm": [0, 0, 0],
-            "end": [0, 0, 0],
-            "samples": samples,
-            "faults": ["hardly looked at"],
-        }
-    parts = []
-    for number in range(PARTS):
-        part = counted[number * len(counted) // PARTS : (number + 1) * len(counted) // PARTS]
-        threads = statistics.median(one[2] for one in part)
-        parts.append([min(one[1] for one in part), threads, max(one[3] for one in part)])
-    warm, end = parts[0], parts[-1]
-    faults = []
-    growth = (PARTS - 1) * statistics.median(after[0] - before[0] for before, after in pairwise(parts))
-    reserved = ENGINE_BYTES if name.startswith("brain: ") else 0
-    if growth > warm[0] * MORE_SHARE + MORE_BYTES + reserved:
-        faults.append(f"memory grows, by {growth / 2**20:.1f} MiB so far")
-    if end[0] > warm[0] + MOST_MORE_BYTES:
-        faults.append(f"{(end[0] - warm[0]) / 2**20:.1f} MiB more memory")
-    for i, what, more in ((1, "threads", MORE_THREADS), (2, "descriptors", MORE_DESCRIPTORS)):
-        if end[i] > warm[i] + more:
-            faults.append(f"{end[i] - warm[i]:g} more {what}")
-    return {"process": name, "warm": warm, "end": end, "samples": samples, "faults": faults}
+# --- what the brain recorded ---
 
 
 def check_brain(found: dict[str, Any]) -> list[str]:
-    """Whether those that hear the region that was killed have recorded each of its absences, and are whole again."""
+    """Check that the downstream regions of the killed region recorded each of its absences and have recovered.
+
+    A region whose threads get no core for most of a second counts as absent, too: it sends no sign of life. More
+    absences than kills are accepted if the kernel has counted such a wait in the steps before.
+    """
     faults = [] if found["whole"] else ["not all regions hear each other at the end"]
     for region, story in found["stories"].items():
         for other, heard in story["upstream"].items():
             silences = heard["silences"]
             expected = found["kills"] if other == "cortex" else 0
-            if region != "cortex" and len(silences) != expected:
+            excused = sum(_was_starved(first, found.get("starved", ())) for first, *_ in silences)
+            if region != "cortex" and not expected <= len(silences) <= expected + excused:
                 faults.append(f"{region} recorded {len(silences)} absences of {other}, which had {expected}")
             ends = [step for first, last, _ in silences for step in (first, last)]
             if None in ends or ends != sorted(ends):
@@ -270,6 +230,15 @@ def check_brain(found: dict[str, Any]) -> list[str]:
             if heard["lost"]:
                 faults.append(f"{region}: {heard['lost']} steps of {other} are lost")
     return faults
+
+
+def _was_starved(step: int, waits: Sequence[Sequence[float]]) -> bool:
+    """Return True if a region waited for a core in the sample at which a step was reached, or in the one before."""
+    near = [
+        wait for number, (first, last, wait) in enumerate(waits)
+        if first < step <= last or (number + 1 < len(waits) and waits[number + 1][0] < step <= waits[number + 1][1])
+    ]  # fmt: skip
+    return max(near, default=0.0) > STARVED_S
 
 
 # --- the command ---
@@ -296,7 +265,7 @@ def main(
 
 
 def soak(seconds: float, every_s: float) -> dict[str, Any]:
-    """Run it; what was found, with all `faults` in one list."""
+    """Run the soak test; return the findings, with all `faults` in one list."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         brain = Process("soak_brain.py", str(seconds), str(every_s))
         stack.callback(brain.kill)
@@ -304,8 +273,10 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
         begun = time.monotonic()
         for second in range(1, round(seconds) + 1):
             time.sleep(max(0.0, begun + second - time.monotonic()))
-            for one in nodes.survivors:
-                one.sample(time.monotonic() - begun)
+            survivors = nodes.survivors
+            used = sample([one.usage for one in survivors], time.monotonic() - begun)
+            for one, taken in zip(survivors, used, strict=True):
+                one.samples.append(taken)
             away = second % every_s
             if away == 0 and second + every_s <= seconds:
                 nodes.kill_victim()
@@ -319,14 +290,14 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
         kills = nodes.kills
     # What is kept of the past is full after some cycles: a state's last messages, a region's journal.
     warm_s = min(2 * every_s, seconds / 3) if seconds < 300 else 120.0
-    used = [usage(name, samples, warm_s) for name, samples in survived.items()]
+    grown = [usage(name, samples, warm_s) for name, samples in survived.items()]
     faults = [
         f"{one['hearer']} of {one['speaker']}/{one['topic']}: {text}" for one in accounts for text in one["faults"]
     ]
-    faults += [f"{one['process']}: {text}" for one in used for text in one["faults"]]
+    faults += [f"{one['process']}: {text}" for one in grown for text in one["faults"]]
     faults += [f"brain: {text}" for text in check_brain(ran)]
     return {
-        "seconds": seconds, "kills": kills, "accounts": accounts, "usage": used, "brain": ran, "faults": faults,
+        "seconds": seconds, "kills": kills, "accounts": accounts, "usage": grown, "brain": ran, "faults": faults,
     }  # fmt: skip
 
 
@@ -370,12 +341,13 @@ def _heard_table(found: dict[str, Any]) -> Table:
 def _usage_table(found: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("process")
-    for name in ("MiB warm", "end", "threads warm", "end", "descriptors warm", "end"):
+    kinds = ("threads", "descriptors", "Zenoh's threads", "links")
+    for name in ("MiB warm", "end", *(word for kind in kinds for word in (f"{kind} warm", "end"))):
         table.add_column(name, justify="right")
     for one in found["usage"]:
         warm, end = one["warm"], one["end"]
         cells = [f"{warm[0] / 2**20:.1f}", f"{end[0] / 2**20:.1f}"]
-        cells += [f"{value:g}" for i in (1, 2) for value in (warm[i], end[i])]
+        cells += [f"{value:g}" for i in range(1, 5) for value in (warm[i], end[i])]
         table.add_row(one["process"], *cells)
     return table
 

@@ -1,6 +1,6 @@
-"""The brain of the soak: regions in lockstep over the mesh, one of which is killed and comes back, again and again.
+"""The brain of the soak test: regions in lockstep over the mesh, one of which is killed and restarted repeatedly.
 
-`soak_brain.py SECONDS EVERY_S` runs it and prints what was found as a line of JSON.
+`soak_brain.py SECONDS EVERY_S` runs it and prints the findings as a line of JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -16,11 +17,12 @@ import psutil
 from neuraxis.brain import BrainBuilder
 from neuraxis.brain.mesh import region_setups
 from neuraxis.brain.spec import BrainSpec
-from neuraxis.execution.mesh.team import RegionTeam
 from neuraxis.mesh import Topology
+from neuraxis.simulation.mesh.executor import RegionTeam
+from soak_usage import Sample, Starvation, sample
 
 PIECE_STEPS = 1000
-PIECE_S = 0.25  # a piece of 100 ms takes at least so long: the nodes beside it need the cores as well
+PIECE_S = 0.25  # lower limit on the time for 100 ms of model time: the other nodes need the cores as well
 VICTIM = "cortex"
 AWAY_S = 1.0
 BACK_S = 60.0
@@ -41,32 +43,53 @@ def brain() -> BrainSpec:
     )
 
 
+class Watch(threading.Thread):
+    """Sample processes once a second, however long a step of the brain takes."""
+
+    def __init__(self, watched: dict[str, psutil.Process]) -> None:
+        super().__init__(daemon=True)
+        self.step = 0  # target of the current advance
+        self.samples: dict[str, list[Sample]] = {name: [] for name in watched}
+        self.starved: list[tuple[int, int, float]] = []  # first and last step, and a wait for a core
+        self._watched = watched
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        begun, looked_at, starvation = time.monotonic(), 0, Starvation([*self._watched.values()])
+        while not self._ended.wait(1.0):
+            taken = sample([*self._watched.values()], time.monotonic() - begun)
+            for name, used in zip(self._watched, taken, strict=True):
+                self.samples[name].append(used)
+            step = self.step
+            self.starved.append((looked_at - PIECE_STEPS, step, starvation.worst_s()))
+            looked_at = step
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
 def soak(seconds: float, every_s: float) -> dict[str, Any]:
-    """Run so long, killing the victim `every_s` seconds; what the others recorded, and what they used."""
+    """Run for a time, killing the victim every `every_s` seconds; return the records and the usage of the others."""
     kills = 0
-    resources: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         setups = region_setups(
             brain(), mesh=f"soak-brain-{time.time_ns()}", topology=Topology.local().as_data(), clock="lockstep",
-            checkpoint=folder, checkpoint_every=2000, journal_bytes=2**20,
+            checkpoint=folder, checkpoint_every=2000, replay_log_bytes=2**20,
         )  # fmt: skip
         with RegionTeam(setups) as team:
             team.wait(BACK_S)
             watched = {name: psutil.Process(pid) for name, pid in team.pids.items() if name != VICTIM}
             watched["driver"] = psutil.Process()
+            watch = Watch(watched)
             begun = time.monotonic()
             step, next_kill, return_at = 0, begun + every_s, 0.0
-            next_look = begun
             while (now := time.monotonic()) < begun + seconds or return_at:
                 step += PIECE_STEPS
-                team.ask("advance", step, late_too=True)
+                watch.step = step
+                team.ask("advance", step, include_joining=True)
                 now = time.monotonic()
-                if now >= next_look:
-                    next_look += 1.0
-                    for name, process in watched.items():
-                        resources.setdefault(name, []).append(
-                            [now - begun, process.memory_info().rss, process.num_threads(), process.num_fds()]
-                        )
                 if return_at and now >= return_at:
                     team.start(VICTIM, resume=True)
                     team.wait(BACK_S, [VICTIM])
@@ -77,18 +100,26 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
                     next_kill = max(next_kill + every_s, now + every_s / 2)
                     return_at = now + AWAY_S
                 time.sleep(max(0.0, now + PIECE_S - time.monotonic()))
-            # The one that came back last needs a moment until all hear it again.
+            watch.end()
+            # The victim needs a moment after its last restart until all receive it again.
             deadline = time.monotonic() + BACK_S
             while True:
                 step += PIECE_STEPS
-                team.ask("advance", step, late_too=True)
+                team.ask("advance", step, include_joining=True)
                 stories = team.ask("story")
                 whole = len(stories) == len(setups) and all(
                     heard["state"] == "live" for story in stories.values() for heard in story["upstream"].values()
                 )
                 if whole or time.monotonic() > deadline:
                     break
-    return {"step": step, "kills": kills, "whole": whole, "stories": stories, "resources": resources}
+    return {
+        "step": step,
+        "kills": kills,
+        "whole": whole,
+        "stories": stories,
+        "resources": watch.samples,
+        "starved": watch.starved,
+    }
 
 
 if __name__ == "__main__":

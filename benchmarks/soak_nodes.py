@@ -18,7 +18,7 @@ from typing import Any
 
 from neuraxis.mesh import Message, Node
 
-TOPICS = {"tick": ("stream", 1000.0), "mode": ("state", 100.0)}
+TOPICS = {"tick": ("stream", 1000.0), "mode": ("event", 100.0)}
 SIZE = 64
 START_S = 60.0
 
@@ -109,13 +109,13 @@ def read_counts(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
 
 
 class Hearing:
-    """What was heard: for each stream the first and last number, and how many came and were said to be missing."""
+    """Received messages: first and last number of each stream, and counts of received and reported-lost messages."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._streams: dict[tuple[str, str, int], list[int]] = {}
         for topic in TOPICS:
-            node.subscribe(f"*/{topic}", self._hear)
+            node.subscribe(f"*/{topic}", self._hear, depth=1000)
 
     def _hear(self, message: Message) -> None:
         stream = self._streams.get((message.node, message.topic, message.incarnation))
@@ -127,8 +127,9 @@ class Hearing:
         stream[3] += message.lost
 
     def report(self) -> dict[str, Any]:
-        """By stream: [first, last, received, lost, out of order], and what the node itself has counted by key."""
-        counts = {key: [one.received, one.lost, one.repeated] for key, one in self._node.counts().items()}
+        """Return by stream [first, last, received, lost, out of order], and the node's own counts by key."""
+        # A message tells of all that are missing before it: lost on the way, or dropped here for newer ones.
+        counts = {key: [one.received, one.lost + one.dropped, one.repeated] for key, one in self._node.counts().items()}
         return {"streams": [[*stream, *found] for stream, found in self._streams.copy().items()], "counts": counts}
 
 

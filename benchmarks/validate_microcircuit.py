@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from cyclopts import App
 
-from neuraxis.execution import Simulation
 from neuraxis.network.library import microcircuit
-from neuraxis.observe.spike_statistics import count_correlations, isi_cv, ks_distance, rates_hz
+from neuraxis.report.spike_statistics import count_correlations, isi_cv, ks_distance, rates_hz
+from neuraxis.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
-NEST = ROOT / "src/neuraxis/observe/brain_peers/peer_nest.py"
+NEST = ROOT / "src/neuraxis/bench/brain/peers/peer_nest.py"
 MEASURES = ("rate", "ISI CV", "correlation")
 DISCARD_MS = 500.0
 DT_MS = 0.1

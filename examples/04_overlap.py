@@ -1,4 +1,4 @@
-"""Compute while data is under way: async_op=True returns at once, wait() when the result is needed.
+"""Overlap computation and communication: async_op=True returns at once; call wait() when the result is needed.
 
 neuraxis launch -n 2 examples/04_overlap.py
 """

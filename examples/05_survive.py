@@ -1,4 +1,4 @@
-"""A rank dies, the others notice and start again without it.
+"""A rank dies; the others get an error and continue without it.
 
 python examples/05_survive.py
 """

@@ -1,4 +1,4 @@
-"""Ranks from a function, without a script: each rank's value comes back, and so does an exception.
+"""Run a function on several ranks, without a script: the values of all ranks, or an exception, are returned.
 
 python examples/08_run_function.py
 """

@@ -8,8 +8,8 @@ projections, one Poisson input each. The fingerprint at the end hashes every spi
 another --workers and compare.
 """
 
+from neuraxis.cli.network_command import RunOptions, network_app, run_and_report
 from neuraxis.network.library import brunel
-from neuraxis.observe.network_command import RunOptions, network_app, run_and_report
 
 app = network_app("Brunel's random network of excitatory and inhibitory neurons (2000).")
 

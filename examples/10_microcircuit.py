@@ -8,8 +8,8 @@ See src/neuraxis/network/library/microcircuit.py for the model: eight population
 
 from typing import Literal
 
+from neuraxis.cli.network_command import RunOptions, network_app, run_and_report
 from neuraxis.network.library import microcircuit
-from neuraxis.observe.network_command import RunOptions, network_app, run_and_report
 
 app = network_app("The cortical microcircuit of Potjans and Diesmann (2014).")
 

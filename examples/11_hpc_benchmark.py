@@ -6,8 +6,8 @@ python examples/11_hpc_benchmark.py --workers 2 --discard-ms 50 --time-ms 250   
 See src/neuraxis/network/library/hpc_benchmark.py for the model.
 """
 
+from neuraxis.cli.network_command import RunOptions, network_app, run_and_report
 from neuraxis.network.library import hpc_benchmark
-from neuraxis.observe.network_command import RunOptions, network_app, run_and_report
 
 app = network_app("The plastic network of NEST's hpc_benchmark.")
 

@@ -1,4 +1,4 @@
-"""A region of your own beside the spiking ones: a camera that ticks, and a detector that hears spikes."""
+"""Your own Python regions among spiking ones: a camera that is called periodically, and a detector of spikes."""
 
 from typing import Annotated
 
@@ -11,9 +11,9 @@ app = App(help=__doc__, version_flags=[])
 
 
 class Camera:
-    """Looks every 20 ms, and lets the cell of the column where the light is spike ten times in the next 10 ms."""
+    """Every 20 ms, make the cell of the illuminated column spike ten times in the next 10 ms."""
 
-    stateless = True  # it can be saved without being asked what it remembers
+    stateless = True  # it has no state to save
 
     def __init__(self, config, device):
         self.columns = config["columns"]
@@ -24,21 +24,21 @@ class Camera:
 
 
 class Detector:
-    """Counts what it hears from each column of the cortex, and says when another one is ahead."""
+    """Count the spikes of each column of the cortex, and print when another column leads."""
 
     def __init__(self, config, device):
         self.counts = np.zeros(config["columns"])
         self.ahead = -1
 
     def process_events(self, now, events):
-        self.counts *= 0.99  # what was long ago counts less
+        self.counts *= 0.99  # older spikes count less
         for event in events:
             np.add.at(self.counts, np.asarray(event.ids) // 40, 1)
         ahead = int(self.counts.argmax())
         if ahead != self.ahead:
             self.ahead = ahead
             print(f"{now:6.1f} ms: the light is in column {ahead}")
-            return [Event(ids=[ahead])]  # its own neurons spike; others could hear them
+            return [Event(ids=[ahead])]  # its own neurons spike; other regions could receive them
         return None
 
     def get_state(self):

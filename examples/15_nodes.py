@@ -1,4 +1,4 @@
-"""Nodes that come and go: three processes find each other, publish, subscribe, ask and answer; one of them dies."""
+"""Nodes that join and leave: three processes discover each other, exchange messages and requests; one of them dies."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ MESH = f"example-{os.getpid()}" if len(sys.argv) < 2 else sys.argv[1]
 
 
 def camera() -> None:
-    """Publishes a frame every 10 ms, and answers questions about the last one."""
+    """Publish a frame every 10 ms, and answer requests about the last one."""
     rng = np.random.default_rng(1)
     with Node("camera/left", role="camera", mesh=MESH) as node:
         frame = np.zeros((8, 8), np.float32)
@@ -27,7 +27,7 @@ def camera() -> None:
 
 
 def counter() -> None:
-    """Hears every camera there is or will be, and says now and then how many frames it has seen."""
+    """Subscribe to all cameras, present and future, and regularly publish the number of received frames."""
     with Node("counter", mesh=MESH) as node, node.subscribe("camera/*/frames") as frames:
         for seen, message in enumerate(frames, 1):
             if seen % 20 == 0:

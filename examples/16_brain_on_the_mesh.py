@@ -1,4 +1,4 @@
-"""A brain whose regions are nodes of the mesh: the same spikes as in one process; one dies, and the others go on."""
+"""A brain whose regions are nodes of the mesh: the same spikes as in one process; one dies, and the others continue."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def main() -> None:
         nodes.team.kill("prefrontal")  # as if it had crashed
         begun = time.monotonic()
         brain.forward(cue, 2000)
-        seen = nodes.stories()["cortex"]["upstream"]["prefrontal"]
+        seen = nodes.statistics()["cortex"]["upstream"]["prefrontal"]
         print(f"prefrontal was killed; cortex went on after {time.monotonic() - begun:.1f} s:", seen["silences"])
 
 

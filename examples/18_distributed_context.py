@@ -2,7 +2,7 @@
 
 neuraxis launch -n 2 examples/18_distributed_context.py
 
-What differs from the text is marked with "instead of" and "added".
+Differences from the tutorial are marked with "instead of" and "added".
 """
 
 import torch

@@ -2,10 +2,13 @@
 
 python examples/19_digits.py
 neuraxis launch -n 2 examples/19_digits.py
+neuraxis launch -n 2 examples/19_digits.py --plot digits.png
 """
 
+import argparse
 import sys
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -17,6 +20,9 @@ try:
 except ImportError:
     sys.exit("the digits come with scikit-learn: pip install scikit-learn")
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--plot", help="draw unseen digits and what the model takes them for to this file")
+plot = parser.parse_args().plot
 context = init_distributed()
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -49,4 +55,13 @@ if context.is_main_process:
     for record in history:
         print(f"epoch {record['epoch'] + 1:.0f}: loss {record['loss']:.3f}, {record['val_accuracy']:.1%} of the unseen")
     print("97 % or more of 360 unseen digits are right:", history[-1]["val_accuracy"] >= 0.97)
-context.shutdown()
+    if plot is not None:
+        with torch.no_grad():
+            seen = trainer.model.eval()(test.tensors[0]).argmax(1)
+        figure, axes = plt.subplots(3, 8, figsize=(7, 3.2), layout="constrained")
+        for number, axis in enumerate(axes.flat):
+            axis.imshow(test.tensors[0][number, 0].numpy(), cmap="gray_r")
+            axis.set_title(int(seen[number]), color="green" if seen[number] == test.tensors[1][number] else "red")
+            axis.axis("off")
+        figure.savefig(plot)
+context.close()

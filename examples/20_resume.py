@@ -49,4 +49,4 @@ if context.is_main_process:
     print(f"finished at step {step}: parameters {zlib.crc32(parameters.numpy().tobytes()):08x}")
     if folder == own_folder:
         shutil.rmtree(folder)  # else the next run would find that it is over
-context.shutdown()
+context.close()

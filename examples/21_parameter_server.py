@@ -1,8 +1,8 @@
-"""A parameter server and workers that come and go: one is killed, another joins, and the training goes on.
+"""A parameter server whose workers join and leave: one is killed, another joins, and the training continues.
 
     python examples/21_parameter_server.py
 
-starts the server and its workers as processes of this machine. On several machines, the same two `with` do it.
+It starts the server and its workers as processes of this machine. On several machines, use the same two `with` blocks.
 """
 
 import os
@@ -25,7 +25,7 @@ def model() -> nn.Module:
 
 
 def worker(name: str) -> None:
-    """Learns the product of two numbers from examples of its own, until the server says that it is over."""
+    """Learn the product of two numbers from this worker's own samples, until the server ends the training."""
     net = model()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with ServerWorker(net, mesh=MESH, name=name) as link:  # the server's parameters are in `net` now
@@ -33,7 +33,7 @@ def worker(name: str) -> None:
         while not finished:
             x = 2 * torch.rand(64, 2, generator=generator) - 1
             nn.functional.mse_loss(net(x)[:, 0], x[:, 0] * x[:, 1]).backward()
-            finished = link.step().finished  # gradients go, parameters come
+            finished = link.step().finished  # sends gradients, receives parameters
 
 
 def wait_until(condition) -> None:

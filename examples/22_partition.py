@@ -1,4 +1,4 @@
-"""A model in stages, one on each rank, cut by what each rank can do; trained as if it were whole.
+"""A model in stages, one per rank, partitioned by the capacity of each rank; trained as if it were whole.
 
 neuraxis launch -n 2 examples/22_partition.py
 """
@@ -10,7 +10,7 @@ from neuraxis.distributed import init_distributed, partition
 
 
 class Net(nn.Module):
-    """Six blocks, each added to what came before it."""
+    """Six residual blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def main() -> None:
     difference = (pipeline(x) - alone(x)).abs().max().item()
     if context.rank == 0:
         print(f"the loss went down: {losses[-1] < losses[0]}; stages and whole agree: {difference < 1e-5}")
-    context.shutdown()
+    context.close()
 
 
 if __name__ == "__main__":

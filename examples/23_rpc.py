@@ -1,8 +1,8 @@
-"""Functions and objects of another process: call, call without waiting, an error, and an object that stays there.
+"""Functions and objects of another process: calls, asynchronous calls, an error, and a remote object.
 
     neuraxis launch -n 2 examples/23_rpc.py
 
-Run by itself it starts its two ranks: python examples/23_rpc.py
+Without a launcher it starts two ranks itself: python examples/23_rpc.py
 """
 
 import os
@@ -28,7 +28,7 @@ def root(number: float) -> float:
 
 @remote
 class Average:
-    """Lives where it was made; whoever has the handle adds to it."""
+    """An object that stays in the process that created it; holders of its handle add values to it."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -41,7 +41,7 @@ class Average:
 def ask() -> None:
     print("scaled there:", rpc_sync(1, "scaled", np.arange(4.0), factor=10))
 
-    futures = [rpc_async(1, "root", number) for number in (4, 9, 16)]  # all three are under way
+    futures = [rpc_async(1, "root", number) for number in (4, 9, 16)]  # all three are in progress
     print("roots:", [future.wait(timeout=30) for future in futures])
 
     try:

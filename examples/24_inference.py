@@ -2,9 +2,9 @@
 
     python examples/24_inference.py
 
-A call whose callee dies may or may not have run: `CalleeDied` says so, and nothing is sent a second time by itself. To
-ask a model changes nothing in it, so a request is safe to repeat: those that were under way at the dead node are
-asked again of the other. Whoever waits for an answer gets each exactly once.
+A call whose callee dies may or may not have run: it raises `CalleeDied` and is not retried automatically. Inference is
+idempotent, so the balancer sends the pending requests of the dead node to the other one. Each caller gets exactly one
+answer per request.
 """
 
 import os
@@ -42,7 +42,7 @@ def serve(name: str) -> None:
 
 
 class Balancer:
-    """Asks the node with the fewest requests under way, and another one if that node dies."""
+    """Send each request to the node with the fewest pending requests, and to another one if that node dies."""
 
     def __init__(self, context: RpcContext, nodes: list[str]) -> None:
         self.context = context

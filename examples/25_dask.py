@@ -2,7 +2,7 @@
 
 python examples/25_dask.py
 
-What differs from the text is marked with "instead of" and "added".
+Differences from the tutorial are marked with "instead of" and "added".
 """
 
 import numpy as np

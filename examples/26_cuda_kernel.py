@@ -1,8 +1,8 @@
-"""The tutorial "Using PyCUDA for Custom CUDA Kernels", with torch's tensors: a leaky ReLU of one's own.
+"""The tutorial "Using PyCUDA for Custom CUDA Kernels", with torch's tensors: a custom leaky ReLU.
 
 python examples/26_cuda_kernel.py
 
-What differs from the text is marked with "instead of" and "added". Without a GPU it says what is missing.
+Differences from the tutorial are marked with "instead of" and "added". Without a GPU it prints what is missing.
 """
 
 import sys

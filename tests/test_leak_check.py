@@ -1,4 +1,4 @@
-"""The leak check itself: a test that leaves something behind must fail, one that does not must pass."""
+"""The leak check itself: a leaking test must fail, a clean one must pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAYS = {"grandchild": "process", "socket": "descriptor", "file": "descriptor", "
 HEAD = """
 import atexit, os, socket, subprocess, sys, threading
 import numpy as np
-from neuraxis.comm.arena import Segment
+from neuraxis.comm.backends.shm.memory import Segment
 
 kept = []
 """
@@ -84,7 +84,7 @@ def run_pytest(folder: Path, content: str, *options: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def leaking(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of a file with a test for each leak."""
+    """The output of pytest for a file with a test for each kind of leak."""
     functions = "".join(function(name, body) for name, body in LEAKS.items())
     code, output = run_pytest(tmp_path_factory.mktemp("leaks"), HEAD + functions, "--grace=0.1")
     assert code == 1, output
@@ -94,14 +94,14 @@ def leaking(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_is_left_behind_fails_the_test(leak: str, leaking: str) -> None:
+def test_a_leak_fails_the_test(leak: str, leaking: str) -> None:
     story = re.search(rf"^_+ ERROR at teardown of test_{leak} _+$(.*?)^[_=]{{3}}", leaking, re.MULTILINE | re.DOTALL)
     assert story, leaking
-    assert "left behind" in story[1]
+    assert "leaked" in story[1]
     assert f"{SAYS.get(leak, leak)}: " in story[1]
 
 
-def test_what_is_cleaned_up_passes(tmp_path: Path) -> None:
+def test_a_clean_test_passes(tmp_path: Path) -> None:
     body = """
         child = subprocess.Popen([sys.executable, "-c", "pass"])
         child.wait()
@@ -113,6 +113,55 @@ def test_what_is_cleaned_up_passes(tmp_path: Path) -> None:
         """
     code, output = run_pytest(tmp_path, HEAD + function("it", body))
     assert code == 0, output
+
+
+STRICT = """
+import os, threading
+import pytest
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+gates = [threading.Event() for _ in range(3)]
+threads = [threading.Thread(target=gate.wait, daemon=True) for gate in gates]
+for thread in threads:
+    thread.start()
+kept = []
+
+
+@pytest.fixture(autouse=True)
+def leak_check():  # replaces the fixture of tests/conftest.py
+    pass
+
+
+def end_one():
+    gates.pop().set()
+    threads.pop().join()
+
+
+def test_fewer():
+    end_one()
+
+
+def test_thread_in_place_of_another():
+    end_one()
+    kept.append(threading.Thread(target=threading.Event().wait, daemon=True))
+    kept[-1].start()
+
+
+def test_descriptor_in_place_of_another():
+    ends = os.pipe()
+    os.dup2(ends[0], 0)
+    for one in ends:
+        os.close(one)
+"""
+
+
+def test_the_strict_check_compares_identities(tmp_path: Path) -> None:
+    """A resource that ends is fine; a new one in its place is a leak, although the number is the same."""
+    code, output = run_pytest(tmp_path, STRICT, "-p", "tests.process.conftest")
+    assert code == 1, output
+    assert "3 passed, 2 errors" in output
+    assert "ERROR at teardown of test_thread_in_place_of_another" in output
+    assert "ERROR at teardown of test_descriptor_in_place_of_another" in output
 
 
 def test_a_slow_test_runs_only_when_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from neuraxis.timed_queue import Empty, TimedQueue
+from neuraxis.threads import Empty, TimedQueue
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_one_ring_for_two_things_wakes_two_readers() -> None:
     for thread in readers:
         thread.start()
     things._items.extend([1, 2])  # as if the second had come before the first was heard
-    things._ring()
+    things._notify()
     for thread in readers:
         thread.join(10.0)
     assert sorted(taken) == [1, 2]

@@ -13,7 +13,7 @@ Joints = tuple[float, float]
 
 
 def hand_of(joints: Joints) -> tuple[float, float]:
-    """Where the hand is, in metres from the shoulder."""
+    """Return the position of the hand, in metres from the shoulder."""
     shoulder, elbow = joints
     return (
         UPPER * math.cos(shoulder) + LOWER * math.cos(shoulder + elbow),

@@ -1,4 +1,4 @@
-"""Writes down what the other regions send, in a brain that runs in one process and has no keys to look at."""
+"""A region that records the messages of all others, for a brain that runs in one process and has no mesh keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuraxis.brain.spec import PathwaySpec, RegionSpec
 
 
 def with_diary(spec: BrainSpec, file: Path) -> BrainSpec:
-    """The same brain with one more region, which hears all others and writes a line for each of their messages."""
+    """Return the brain with one more region, which receives all messages and writes a line for each."""
     import msgspec
 
     diary = RegionSpec(kind="python", create="diary:Diary", config={"file": str(file)})

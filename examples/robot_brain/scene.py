@@ -1,4 +1,4 @@
-"""A table with moving things on it, seen by a small camera, and how they are found in its pictures."""
+"""A table with moving objects, the pictures of a small camera, and object detection in these pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT, RIGHT, NEAR, FAR = -0.4, 0.4, 0.2, 1.0
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that goes to and fro between two places (metres), once in `period_ms`."""
+    """An object that moves back and forth between two positions (metres), once per `period_ms`."""
 
     colour: str
     shape: str  # "ball" or "box"
@@ -44,7 +44,7 @@ TABLE: Sequence[Thing] = (
 
 
 def render(now_ms: float, seed: int, things: Sequence[Thing] = TABLE) -> NDArray[np.uint8]:
-    """What the camera sees at a time: (row, column, colour), the farthest row first."""
+    """Return the camera's picture at a time: (row, column, colour), the farthest row first."""
     chance = np.random.default_rng([seed, int(now_ms)])
     picture = BACKGROUND + chance.integers(-NOISE, NOISE + 1, (PIXELS, PIXELS, 3))
     rows, columns = np.mgrid[:PIXELS, :PIXELS]
@@ -57,7 +57,7 @@ def render(now_ms: float, seed: int, things: Sequence[Thing] = TABLE) -> NDArray
 
 
 def find_objects(picture: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """The coloured things in a picture: {colour, shape, x, y}, places in metres."""
+    """Return the coloured objects in a picture: {colour, shape, x, y}, positions in metres."""
     found = []
     for colour, values in COLOURS.items():
         distance = ((picture.astype(np.int32) - values) ** 2).sum(axis=2)
@@ -73,7 +73,7 @@ def find_objects(picture: NDArray[np.uint8]) -> list[dict[str, Any]]:
 
 
 def connected_parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """The parts of a mask whose pixels touch each other at an edge, by their first pixel."""
+    """Return the connected components of a mask (4-neighbourhood), in the order of their first pixels."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:  # every pixel takes the smallest label of its neighbourhood, until none changes
         padded = np.pad(labels, 1)

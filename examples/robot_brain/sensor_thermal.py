@@ -1,8 +1,9 @@
-"""A sensor that the brain's file does not name: a plain node that measures, and is heard as soon as it is there.
+"""A sensor that the brain's file does not name: a plain node whose measurements the brain receives once it joins.
 
     python examples/robot_brain/sensor_thermal.py --celsius 24
 
-The pathway from "sensor/**" in robot.toml admits it. It publishes {celsius} at 20 Hz until it is told to end.
+The pathway from "sensor/**" in robot.toml admits it. It publishes {celsius} at 20 Hz until it is told to end: each
+message says all there is to know, so one that gets lost does no harm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--celsius", type=float, default=24.0, help="what it measures at first")
     parser.add_argument("--heats-to", type=float, default=None, help="what it measures after --after-s")
     parser.add_argument("--after-s", type=float, default=1.0)
+    parser.add_argument("--for-s", type=float, default=1e9, help="how long it stays hot")
     options = parser.parse_args()
 
     ended = threading.Event()
@@ -35,6 +37,8 @@ def main() -> None:
         while not ended.wait(PERIOD_S):
             if options.heats_to is not None and measured * PERIOD_S >= options.after_s:
                 goal = options.heats_to
+            if measured * PERIOD_S >= options.after_s + options.for_s:
+                goal = options.celsius
             celsius += (goal - celsius) * PERIOD_S / SETTLES_S
             node.publish("data", {"celsius": celsius})
             measured += 1

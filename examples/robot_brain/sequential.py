@@ -28,7 +28,7 @@ COMMANDS = (
 
 
 def run(file: Path, workers: int = 1) -> str:
-    """Say a few things to the robot, then warm it; what its regions sent is in the file."""
+    """Give the robot a few commands, then heat it; the messages of its regions are written to the file."""
     with Brain(with_diary(read_spec(HERE / "robot.toml"), file), workers=workers) as brain:
         brain.run(200.0)
         for command in COMMANDS:
@@ -38,14 +38,28 @@ def run(file: Path, workers: int = 1) -> str:
         return brain.fingerprint()
 
 
-def tell(now: float, region: str, data: dict[str, Any]) -> list[str]:
-    """What is worth a line of what a region sent."""
-    if region == "lang":
-        said = [f"understands {one['text']!r}: {_likely(one['intents'])}" for one in data["features"]]
-        return said + [f"says: {one}" for one in data["replies"]]
-    if region == "pfc":
-        return [f"{one['do']} to {one['to']}" + _why(one) for one in data["orders"]]
-    return []
+class Teller:
+    """Format the messages of regions as lines; repeated messages are printed once."""
+
+    def __init__(self) -> None:
+        self.number = self.order = 0
+        self.replies: list[str] = []
+
+    def tell(self, region: str, data: dict[str, Any]) -> list[str]:
+        """Return the events of a region that deserve a line of output."""
+        lines: list[str] = []
+        if region == "lang":
+            new = [one for one in data["features"] if one["number"] > self.number]
+            lines = [f"understands {one['text']!r}: {_likely(one['intents'])}" for one in new]
+            self.number = max([self.number, *(one["number"] for one in new)])
+            if data["replies"] != self.replies:
+                self.replies = data["replies"]
+                lines += [f"says: {one}" for one in self.replies]
+        if region == "pfc":
+            orders = [one for one in data["orders"] if one["id"] > self.order]
+            lines = [f"{one['do']} to {one['to']}" + _why(one) for one in orders]
+            self.order = max([self.order, *(one["id"] for one in orders)])
+        return lines
 
 
 def _likely(intents: dict[str, float]) -> str:
@@ -60,9 +74,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "diary"
         fingerprint = run(file)
-        refused, hand = "", [0.0, 0.0]
+        refused, hand, teller = "", [0.0, 0.0], Teller()
         for now, region, data in read_diary(file):
-            lines = tell(now, region, data)
+            lines = teller.tell(region, data)
             if region == "motor":
                 if data["refused"] != refused and data["refused"]:
                     lines.append(data["refused"])

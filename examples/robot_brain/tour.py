@@ -1,9 +1,10 @@
 """A tour of the robot's brain on the mesh: every region is a process of its own, and things happen to them.
 
-    python examples/robot_brain/tour.py [--json]
+    python examples/robot_brain/tour.py [--json] [--picture robot-tour.svg]
 
-The robot is told what to do; vision is killed and comes back; a sensor is added; controllers of the arm die. What
-happened is printed with its time. The exit status is 0 if all of it happened, else 1.
+The robot is told what to do; vision is killed and comes back; a sensor is added; the decision maker is stopped while
+the arm moves; controllers of the arm die. What happened is printed with its time, and drawn: which node was alive when,
+what was lost, what the robot did. The exit status is 0 if all of it happened, else 1.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from prompts import Answer, Prompt, Prompts
+from timeline import Timeline
+
 from neuraxis.brain import read_spec
 from neuraxis.mesh import Message, Node
-from neuraxis.mesh.prompts import Answer, Prompt, Prompts
 
 HERE = Path(__file__).resolve().parent
 BRAIN = HERE / "robot.toml"
 START_S, STEP_S, END_S = 90.0, 15.0, 20.0
-AGAIN_S = 3.0  # a command after which nothing happened is said again: by the wall clock, what is late is lost
+AGAIN_S = 3.0  # a command after which nothing happened is said again
+REPEAT_S = 0.1  # a microphone repeats a command until it is understood
 NEAR_M = 0.03
 
 
@@ -38,7 +42,7 @@ class DidNotHappen(Exception):
 
 
 class Processes:
-    """The nodes of the brain, each in a process of its own, on a mesh of its own."""
+    """The nodes of the brain, each in its own process, on a separate mesh."""
 
     def __init__(self, folder: Path) -> None:
         self.mesh = f"robot-{uuid.uuid4().hex[:8]}"
@@ -49,7 +53,15 @@ class Processes:
         self._start(
             region,
             *("-m", "neuraxis", "node", str(BRAIN), "--region", region, "--mesh-name", self.mesh),
-            *("--checkpoint", str(self.folder / "states"), "--checkpoint-every-ms", "500", *options),
+            *(
+                "--clock",
+                "realtime",
+                "--checkpoint",
+                str(self.folder / "states"),
+                "--checkpoint-every-ms",
+                "500",
+                *options,
+            ),
         )
 
     def start_sensor(self, *options: str) -> None:
@@ -61,12 +73,15 @@ class Processes:
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.running[name].send_signal(number)
+
     def kill(self, name: str) -> None:
         self.running[name].kill()
         self.running.pop(name).wait()
 
     def end(self, name: str) -> int:
-        """Ask a process to leave; its exit status."""
+        """End a process and return its exit status."""
         self.running[name].terminate()
         return self._left(name)
 
@@ -84,7 +99,7 @@ class Processes:
             return process.wait()
 
     def states(self, region: str) -> set[str]:
-        """The states that a region has saved and still keeps."""
+        """Return the saved states of a region."""
         return {path.name for path in (self.folder / "states" / region).glob("step-*")}
 
     def log(self, name: str) -> Path:
@@ -92,7 +107,7 @@ class Processes:
 
 
 class Tour:
-    """What is done and seen, with times since the beginning.
+    """Actions and observations of the tour, with times since its start.
 
     The tour itself is a node, too: the microphone ("sensor/voice") that the robot's language region listens to.
     """
@@ -107,13 +122,21 @@ class Tour:
         self.seen: list[tuple[float, Message]] = []
         self._came = threading.Condition()
         self.prompts = Prompts(node)
+        self.timeline = Timeline(self.begun)
+        self.spoken = 0
         for region in self.regions:
-            node.subscribe(f"{region}/{spec.regions[region].topic}", self._note)
+            node.subscribe(f"{region}/{spec.regions[region].topic}", self._note, depth=1000)
+            node.subscribe(f"{region}/health", self.timeline.health, depth=1000)
         node.subscribe("**/prompt/answered", self._note, type=Answer)
+        node.subscribe("sensor/thermal/data", self.timeline.temperature)
+        node.on_join(lambda peer: self.timeline.presence(peer.name, True))
+        node.on_leave(lambda peer: self.timeline.presence(peer.name, False))
 
     # --- to note, to wait, to say ---
 
     def _note(self, message: Message) -> None:
+        if message.key == self.motor_key:
+            self.timeline.motor(message)
         with self._came:
             self.seen.append((self.now(), message))
             self._came.notify_all()
@@ -130,7 +153,7 @@ class Tour:
     def wait(
         self, key: str, wanted: Callable[[Any], Any], what: str, since: float, timeout: float = STEP_S
     ) -> tuple[float, Any]:
-        """The first message on a key that has what is wanted, and when it came."""
+        """Wait for the first message on a key that satisfies a condition; return it and its time."""
         deadline = time.monotonic() + timeout
         looked = 0
         with self._came:
@@ -158,17 +181,41 @@ class Tour:
         for _ in range(4):
             if reason is not None:
                 self.tell(f'"{text}" is said again; it did not come to this: {reason}')
-            said = self.now()
-            self.node.publish("data", {"text": text})
+            said, before = self.now(), self.last_order()
+            self.timeline.command(text)
+            self.say(text)
             try:
                 at, order = self.wait(
-                    "pfc/control", lambda data: _order(data, text), f"{text!r} is decided on", said, AGAIN_S
+                    "pfc/control",
+                    lambda data, before=before: _order(data, text, before),
+                    f"{text!r} is decided on",
+                    said,
+                    AGAIN_S,
                 )
                 done = self.wait(key, lambda data, order=order: wanted(data, order), f"{text!r} is done", at, AGAIN_S)
                 return said, order, *done
             except DidNotHappen as error:
                 reason = error
         raise DidNotHappen(f"said four times: {reason}")
+
+    def say(self, text: str) -> None:
+        """Send a command, and repeat it until lang acknowledges it: a single message may get lost."""
+        self.spoken += 1
+        id = f"{self.node.incarnation}-{self.spoken}"
+        begun = self.now()
+        while True:
+            self.node.publish("data", {"text": text, "id": id})
+            try:
+                self.wait("lang/features", lambda data: data["heard"] == id, "", begun, REPEAT_S)
+                return
+            except DidNotHappen:
+                if self.now() - begun > AGAIN_S:
+                    return
+
+    def last_order(self) -> int:
+        with self._came:
+            controls = [message.value for _, message in self.seen if message.key == "pfc/control"]
+        return max((order["id"] for data in controls[-20:] for order in data["orders"]), default=0)
 
     # --- the stations ---
 
@@ -187,10 +234,11 @@ class Tour:
         self._take("take the red ball", ["motor", "motor-2", "motor-3"])
 
     def _take(self, text: str, able: list[str]) -> None:
-        """A command that ends with the hand at a thing."""
+        """Give a command that ends with the hand at an object."""
 
         def arrived(data: Any, order: dict[str, Any]) -> Any:
-            return data if data["order"] == order["id"] and not data["moving"] and not data["refused"] else None
+            done = data["order"] == order["id"] and not (data["moving"] or data["refused"] or data["stopped"])
+            return data if done else None
 
         said, order, at, data = self.command(text, self.motor_key, arrived)
         votes = data["votes"]
@@ -222,7 +270,7 @@ class Tour:
         before = self.now()
         self.last_frame = self.wait("vision/objects", lambda data: data, "vision sees", before)[1]["frame"]
         killed = self.now()
-        self.processes.kill("vision")
+        self.kill("vision")
         self.until(lambda: self.node.peer("vision") is None, "the others notice that vision is gone")
         noticed = self.now()
         self.tell(
@@ -288,9 +336,45 @@ class Tour:
         self.wait("vision/objects", lambda data: data["frame"] > first + 5, "vision goes on", at)  # so pfc knows, too
         self._take("take the red ball", ["motor", "motor-2", "motor-3"])
 
+    def kill(self, name: str) -> None:
+        self.timeline.mark(name, "killed")
+        self.processes.kill(name)
+
+    def stop_the_decider(self) -> None:
+        """Stop pfc while the arm moves: the controllers receive nothing and stop the arm themselves."""
+        self.command(
+            "take the blue ball",
+            self.motor_key,
+            lambda data, order: data if data["order"] == order["id"] and data["moving"] else None,
+        )
+        stopped_at = self.now()
+        self.timeline.mark("pfc", "stopped")
+        self.processes.signal("pfc", signal.SIGSTOP)
+        try:
+            at, data = self.wait(
+                self.motor_key, lambda data: data["stopped"] and data, "the arm stops by itself", stopped_at
+            )
+        finally:
+            self.processes.signal("pfc", signal.SIGCONT)
+            self.timeline.mark("pfc", "continued")
+        self.tell(
+            f"pfc was stopped (SIGSTOP) while the arm moved: {data['stopped']}, so the arm stopped by itself after "
+            f"{1000 * (at - stopped_at):.0f} ms",
+            at,
+        )
+        done, _ = self.wait(
+            self.motor_key, lambda data: not (data["moving"] or data["stopped"]), "the arm ends its movement", at
+        )
+        self.tell(
+            f"pfc goes on and repeats its order: the arm ends its movement {1000 * (done - at):.0f} ms later", done
+        )
+        _, data = self.wait("vision/objects", lambda data: data, "vision sees", done)
+        first = data["frame"]
+        self.wait("vision/objects", lambda data: data["frame"] > first + 5, "vision goes on", done)  # so pfc knows, too
+
     def add_sensor(self) -> None:
         started = self.now()
-        self.processes.start_sensor("--celsius", "24", "--heats-to", "95", "--after-s", "0.5")
+        self.processes.start_sensor("--celsius", "24", "--heats-to", "95", "--after-s", "0.5", "--for-s", "2")
         at, order = self.wait(
             "pfc/control",
             lambda data: _about(data, "sensor/thermal", "say"),
@@ -304,21 +388,22 @@ class Tour:
         at, order = self.wait(
             "pfc/control", lambda data: _about(data, "sensor/thermal", "stop"), "heat stops the arm", at
         )
-        stopped, _ = self.wait(self.motor_key, lambda data: "too hot" in data["refused"], "the arm stops", at)
+        stopped, _ = self.wait(self.motor_key, lambda data: "too hot" in data["stopped"], "the arm stops", at)
         self.tell(
             f'it heats up: "{order["say"]}"; pfc stops the arm, which obeys after {1000 * (stopped - at):.0f} ms', at
         )
+        cool, _ = self.wait(self.motor_key, lambda data: not data["stopped"], "the arm may move again", stopped)
+        self.tell(f"it cools down: the arm may move again, {cool - stopped:.1f} s later", cool)
         status = self.processes.end("sensor/thermal")
         if status:
             raise DidNotHappen(f"the sensor leaves in good order, not with status {status}")
-        time.sleep(1.2)  # until pfc no longer believes that it is hot
 
     def lose_controllers(self) -> None:
-        self.processes.kill("motor-2")
+        self.kill("motor-2")
         self.until(lambda: self.node.peer("motor-2") is None, "motor-2 is gone")
         self.tell("motor-2 was killed: two of three controllers are left")
         self._take("take the green box", ["motor", "motor-3"])
-        self.processes.kill("motor-3")
+        self.kill("motor-3")
         self.until(lambda: self.node.peer("motor-3") is None, "motor-3 is gone")
         _, _, at, data = self.command(
             "take the blue ball",
@@ -337,12 +422,13 @@ class Tour:
     def stations(self) -> list[Callable[[], None]]:
         return [
             self.start, self.take, self.look, self.lose_vision, self.decide_without_vision,
-            self.prompt_role_that_is_gone, self.vision_returns, self.add_sensor, self.lose_controllers, self.end,
+            self.prompt_role_that_is_gone, self.vision_returns, self.add_sensor, self.stop_the_decider,
+            self.lose_controllers, self.end,
         ]  # fmt: skip
 
 
-def _order(data: Any, text: str) -> dict[str, Any] | None:
-    return next((one for one in data["orders"] if one.get("text") == text), None)
+def _order(data: Any, text: str, after: int) -> dict[str, Any] | None:
+    return next((one for one in data["orders"] if one.get("text") == text and one["id"] > after), None)
 
 
 def _about(data: Any, sensor: str, do: str) -> dict[str, Any] | None:
@@ -367,6 +453,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print what happened as a JSON object")
     parser.add_argument("--keep", type=Path, help="a folder for logs and states, kept afterwards")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("robot-tour.svg"), help="a file for the picture (SVG, PNG)"
+    )
     options = parser.parse_args()
     failed = ""
     with ExitStack() as stack:
@@ -384,15 +473,15 @@ def main() -> int:
                 )
                 tour.tell(failed)
                 break
+        tour.timeline.lost(node.counts())
         if failed and not options.json:
             for name in tour.regions:
                 print(f"--- {name}\n{processes.log(name).read_text()[-1500:]}", file=sys.stderr)
+    tour.timeline.draw(options.picture, tour.story, "A tour of the robot's brain" + " (it failed)" * bool(failed))
     if options.json:
         print(json.dumps({"happened": not failed, "failed": failed, "story": tour.story}))
     else:
-        print("\nWhat happened:" if not failed else "\nWhat happened until it failed:")
-        for entry in sorted(tour.story, key=lambda entry: entry["at_s"]):
-            print(_line(entry))
+        print(f"\nThe picture of it: {options.picture}")
     return 1 if failed else 0
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from routing import softmax
 from scene import COLOURS
-
-from neuraxis.brain.routing import softmax
 
 INTENTS = ("take", "look", "stop", "ask")
 SHAPES = ("ball", "box")

@@ -1,44 +1,44 @@
-"""Whether CUDA can be used here, and what is missing if not."""
+"""Availability of CUDA: import CuPy, check for a device, and say what is missing."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from neuraxis.errors import DeviceUnavailable
+from neuraxis import imports as optional
+from neuraxis.errors import DeviceUnavailable, MissingDependency
 
 __all__ = ["compiler_missing", "never_free", "require_cupy", "require_device"]
 
-_INSTALL = "pip install 'neuraxis[cuda]'"
 _NO_DEVICE = (
-    "It needs an NVIDIA GPU and its driver, as new as CuPy's CUDA wants it, and CUDA_VISIBLE_DEVICES must not hide the "
-    "GPU; `neuraxis doctor` tells what is here"
+    "It needs an NVIDIA GPU and a driver that is recent enough for CuPy's CUDA version, and CUDA_VISIBLE_DEVICES must "
+    "not hide the GPU; `neuraxis doctor` shows what is available"
 )
 
 
 def require_cupy() -> Any:
-    """The module cupy."""
-    if importlib.util.find_spec("cupy") is None:
-        raise DeviceUnavailable("CuPy is not installed", _INSTALL)
+    """Return the module cupy; DeviceUnavailable if it cannot be imported."""
+    if not optional.installed("cupy"):
+        raise DeviceUnavailable("CuPy is not installed", optional.install_command("cuda"))
     try:
-        import cupy
-    except ImportError as error:
+        return optional.require("cupy", extra="cuda", purpose="CUDA")
+    except MissingDependency as missing:
+        error = missing.__cause__ or missing
         lines = [line for line in str(error).splitlines() if line.strip(" =")] or ["no reason is given"]
         raise DeviceUnavailable(
             f"CuPy is installed and cannot be loaded: {lines[-1].strip()}",
-            f"Keep one CuPy (`pip list` shows cupy, cupy-cuda12x, ...), then {_INSTALL} --force-reinstall",
+            "Keep one CuPy (`pip list` shows cupy, cupy-cuda12x, ...), then "
+            f"{optional.install_command('cuda')} --force-reinstall",
         ) from error
-    return cupy
 
 
 def require_device(device_id: int) -> Any:
-    """The module cupy, once it is known that there is such a device."""
+    """Return the module cupy; DeviceUnavailable if there is no such device."""
     cupy = require_cupy()
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:  # CuPy has several for it, and what they have in common is Exception
+    except Exception as error:  # CuPy raises several types without a common base class
         raise DeviceUnavailable(f"CuPy finds no driver or no device ({error})", _NO_DEVICE) from error
     if count == 0:
         raise DeviceUnavailable("there is no CUDA device", _NO_DEVICE)
@@ -51,18 +51,19 @@ def require_device(device_id: int) -> Any:
 
 
 def compiler_missing(error: BaseException) -> DeviceUnavailable:
-    """For when CuPy works and NVRTC, which compiles kernels, cannot be loaded."""
+    """Return the error for an NVRTC (the kernel compiler) that cannot be loaded although CuPy works."""
     lines = str(error).strip().splitlines() or ["no reason is given"]
     return DeviceUnavailable(
         f"NVRTC, which compiles kernels, cannot be loaded: {lines[0]}",
-        f"{_INSTALL} brings it for CUDA 12; for a CuPy of another CUDA, install the toolkit of that version",
+        f"{optional.install_command('cuda')} brings it for CUDA 12; "
+        "for a CuPy of another CUDA, install the toolkit of that version",
     )
 
 
 def never_free(things: Iterable[Any]) -> None:
-    """Leave memory and functions where they are, on a device that a kernel has taken from this process.
+    """Keep objects alive until the process ends, after a failed kernel has made their device unusable.
 
-    There is nothing to give back any more, and CuPy would write a traceback for each that it tries to.
+    Freeing them would fail, and CuPy would write a traceback for each.
     """
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,15 +1,17 @@
-"""Every error a user can meet, in one tree.
+"""Every error that neuraxis raises on purpose, in one tree below `NeuraxisError`.
 
-Each error also inherits the built-in it is a case of, so that code which knows nothing of neuraxis can
-still catch it (`except TimeoutError`, `except ConnectionError`). An error says what happened, where, and
-what to do next; what a program may want to act on is an attribute, not only a word in the text.
+Each error also inherits the built-in exception that it is a case of, so code that does not know neuraxis can catch it
+(`except TimeoutError`, `except ConnectionError`). The text says what happened, where, and what to do; what a program
+may act on is an attribute as well.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from typing import Any
 
 __all__ = [
+    "AccumulatorOverflow",
     "AlreadyInitialized",
     "BackendUnavailable",
     "CallCancelled",
@@ -39,14 +41,18 @@ __all__ = [
     "LineTimeout",
     "MeshClosed",
     "MeshError",
+    "MissingDependency",
     "ModelMismatch",
+    "MonitoredBarrierTimeout",
     "NameTaken",
+    "NetworkInUse",
     "NeuraxisError",
     "NobodyAnswered",
     "NobodyServes",
     "NodeGone",
     "NotInitialized",
     "NotSerializable",
+    "NumericalInstability",
     "PeerLost",
     "RankFailed",
     "RemoteError",
@@ -54,6 +60,8 @@ __all__ = [
     "RendezvousTimeout",
     "RequestFailed",
     "RequestTimeout",
+    "ResourceExhausted",
+    "RoundingWarning",
     "RpcError",
     "ShardFailed",
     "SimulationClosed",
@@ -66,24 +74,52 @@ __all__ = [
 
 
 class NeuraxisError(Exception):
-    """The root of every error that neuraxis raises on purpose."""
+    """Base class of every error that neuraxis raises on purpose.
+
+    Catch it to catch them all.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restored, (type(self), self.args, self.__dict__))
 
 
-# --- you asked for something that cannot be ---------------------------------------------------------
+def _restored(kind: type[NeuraxisError], args: tuple[Any, ...], fields: dict[str, Any]) -> NeuraxisError:
+    """Return an error with these arguments and attributes, without its constructor, which composes the text."""
+    built_in: Any = kind
+    while built_in.__module__ != "builtins":
+        built_in = built_in.__base__
+    error: NeuraxisError = built_in.__new__(kind, *args)
+    error.args = args
+    for name, value in fields.items():
+        setattr(error, name, value)
+    return error
+
+
+# --- arguments and resources ------------------------------------------------------------------------
 
 
 class InvalidArgument(NeuraxisError, ValueError):
-    """An argument has a value that the call cannot take; the text names the argument and the value."""
+    """An argument has a value that the call does not accept.
+
+    The text names the argument, its value and the accepted range. Pass a value within it.
+    """
 
 
 class SpecError(InvalidArgument):
-    """A brain's description is wrong. The text is `file: field: reason`.
+    """The description of a brain is invalid. The text is `file: field: reason`.
 
-    Attributes:
-        file: the file's path; for a description that is in no file, what it was called.
-        field: the path of the field within it ("regions.cortex.config.neurons"); "" if it is none of them.
-        reason: what is wrong with it.
-        line: the line of the file, from 1, where its syntax is wrong; None if its syntax is right.
+    Correct that field of the file, or the call of `BrainBuilder` that set it.
+
+    Attributes
+    ----------
+    file : str
+        Path of the file; for a description from no file, its name.
+    field : str
+        Path of the field in it ("regions.cortex.config.neurons"); "" if the error is not about one field.
+    reason : str
+        What is wrong with the field.
+    line : int or None
+        Line of the file, from 1, with a syntax error; None if the syntax is correct.
     """
 
     def __init__(self, reason: str, file: str = "", field: str = "", line: int | None = None) -> None:
@@ -94,20 +130,76 @@ class SpecError(InvalidArgument):
         place = "" if line is None else f"line {line}"
         super().__init__(": ".join(part for part in (file, field, place, reason) if part))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.reason, self.file, self.field, self.line))
+
+class AccumulatorOverflow(InvalidArgument, OverflowError):
+    """The summed weights of the synapses of a neuron exceed the range of the integer that accumulates its input.
+
+    Limit the weights (`high=`), use fewer synapses, or send the strongest ones to another receptor.
+
+    Attributes
+    ----------
+    population, receptor : str
+        Where it happened.
+    neuron : int
+        Index within the population.
+    load : float
+        Sum of the weights of its synapses.
+    limit : float
+        Bound that the sum must stay below.
+    """
+
+    def __init__(self, population: str, receptor: str, neuron: int, load: float, limit: float) -> None:
+        super().__init__(
+            f"receptor {receptor!r} of population {population!r}: the weights of the synapses of neuron {neuron} add "
+            f"up to {load:g}, more than its accumulator holds ({limit:g}). Cut the weights with high=, use fewer "
+            "synapses, or send the strongest to another receptor."
+        )
+        self.population, self.receptor, self.neuron, self.load, self.limit = population, receptor, neuron, load, limit
+
+
+class NetworkInUse(NeuraxisError, RuntimeError):
+    """A network was changed while an open simulation, built from it, would not see the change.
+
+    Close the simulation first, or change a copy of the network.
+    """
+
+
+class RoundingWarning(UserWarning):
+    """A value was rounded because it cannot be used as given.
+
+    The message names the value and what is used instead. Give a multiple of the step, or a weight within the range of
+    the others, to avoid it.
+    """
 
 
 class InvalidType(NeuraxisError, TypeError):
-    """An argument is of a type (or dtype) that the call cannot take."""
+    """An argument has a type (or dtype) that the call does not accept.
+
+    The text names the argument and the accepted types. Convert the value first.
+    """
 
 
 class NotSerializable(NeuraxisError, TypeError):
-    """An object cannot travel: it would need pickle, which was not allowed, or is too large for a message."""
+    """An object cannot be sent to another process: it needs pickle, which is not allowed here, or is too large.
+
+    Send arrays, numbers, strings and containers of them, or allow pickle where the call has an option for it.
+    """
 
 
 class BackendUnavailable(NeuraxisError, RuntimeError):
-    """A backend cannot be used here. `backend` names it, `reason` says why, `remedy` what to do."""
+    """A backend, or another part of neuraxis, cannot be used on this machine or with these ranks.
+
+    Follow the advice in `remedy`, or choose another backend. `neuraxis doctor` lists what this machine can use.
+
+    Attributes
+    ----------
+    backend : str
+        Its name.
+    reason : str
+        Why it cannot be used.
+    remedy : str
+        What to do.
+    """
 
     def __init__(self, backend: str, reason: str, remedy: str = "") -> None:
         self.backend = backend
@@ -115,34 +207,96 @@ class BackendUnavailable(NeuraxisError, RuntimeError):
         self.remedy = remedy
         super().__init__(f"backend {backend!r} cannot be used here: {reason}" + (f". {remedy}" if remedy else ""))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (BackendUnavailable, (self.backend, self.reason, self.remedy))
+
+class MissingDependency(BackendUnavailable, ImportError):
+    """An optional package that a part of neuraxis needs is not installed or cannot be loaded.
+
+    Run the command in `remedy`; it is the one that works for this installation.
+
+    Attributes
+    ----------
+    backend : str
+        The part that needs the package.
+    reason : str
+        What is wrong with the package.
+    remedy : str
+        The command that installs it.
+    name : str
+        The package.
+    """
+
+    def __init__(self, purpose: str, reason: str, remedy: str, *, package: str = "") -> None:
+        super().__init__(purpose, reason, remedy)
+        self.args = (f"{purpose} cannot be used here: {reason}. Run: {remedy}",)
+        self.name = package
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restored, (type(self), self.args, {**self.__dict__, "name": self.name}))
 
 
-# --- the order of calls -----------------------------------------------------------------------------
+class ResourceExhausted(NeuraxisError, OSError):
+    """The operating system refuses this process more of a resource: open files, processes, memory.
+
+    Raise the limit that the text names (`ulimit`, the size of /dev/shm), or use fewer groups, processes or nodes.
+
+    Attributes
+    ----------
+    reason : str
+        The resource and its limit.
+    remedy : str
+        What to do.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(reason + (f". {remedy}" if remedy else ""))
+
+
+# --- order of calls ---------------------------------------------------------------------------------
 
 
 class NotInitialized(NeuraxisError, RuntimeError):
-    """A call needs a distributed context and there is none (not yet, or no longer)."""
+    """A call needs a distributed context, and this process has none.
+
+    Call `init_distributed()` first, or make the call inside `with DistributedContext():`.
+    """
 
 
 class AlreadyInitialized(NeuraxisError, RuntimeError):
-    """A second context was started while one is alive in this process."""
+    """A second distributed context was created while the first one is open in this process.
+
+    Use the existing one (`current_context()`), or close it first.
+    """
 
 
 class CommunicatorClosed(NeuraxisError, RuntimeError):
-    """A group or context was used after it was shut down."""
+    """A group or context was used after it was closed.
+
+    Make the call before the end of its `with` block, or create a new group.
+    """
 
 
 class ForkedProcess(NeuraxisError, RuntimeError):
-    """A forked child used what belongs to its parent: it holds the parent's rank, not one of its own."""
+    """A forked child process used an object of its parent, such as a group: a child has no rank of its own.
+
+    Start processes with `neuraxis.launch` or with the `spawn` method of multiprocessing, and create the object there.
+    """
 
 
-# --- the others -------------------------------------------------------------------------------------
+# --- other ranks ------------------------------------------------------------------------------------
 
 
 class RendezvousError(NeuraxisError, ConnectionError):
-    """The ranks could not find each other. `missing` lists the ranks that did not arrive, where known."""
+    """The ranks could not find each other at start-up.
+
+    Check that every rank was started, with the same address, port and number of ranks.
+
+    Attributes
+    ----------
+    missing : tuple of int
+        Ranks that did not arrive, where they are known.
+    """
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
         self.missing = missing
@@ -150,19 +304,35 @@ class RendezvousError(NeuraxisError, ConnectionError):
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
-    """Not every rank had arrived when the time was up; `missing` names them."""
+    """Some ranks did not arrive before the deadline; `missing` names them.
+
+    Look at the output of those ranks, or allow more time (`timeout=`).
+    """
 
 
 class PeerLost(NeuraxisError, ConnectionError):
-    """A rank died, left or stopped answering while others needed it.
+    """A rank died, left or stopped responding while other ranks needed it.
 
-    Attributes:
-        rank: the lost rank (in the world, not in the group); -1 if the transport does not say.
-        exit_code: its exit code, or None if it was killed or the code is not known.
-        signal: the signal number that killed it, or None.
-        operation: the operation in which this rank noticed, e.g. "all_reduce".
-        sequence: the number of that operation in its group, from 0.
-        reason: what became of the lost rank, as far as it is known: "raised KeyError: 'x'", "killed by SIGKILL".
+    Look at the output of that rank: its failure is the cause. Groups that include it cannot be used any more; restart
+    the ranks, from a checkpoint if there is one (`neuraxis launch --max-restarts`).
+
+    Attributes
+    ----------
+    rank : int
+        The lost rank (in the world, not in the group); -1 if the transport does not report it.
+    exit_code : int or None
+        Its exit code; None if a signal killed it or the code is not known.
+    signal : int or None
+        Number of the signal that killed it, or None.
+    operation : str
+        Operation in which this rank detected the loss, e.g. "all_reduce".
+    sequence : int
+        Number of that operation in its group, from 0.
+    reason : str
+        How the rank ended, as far as it is known: "raised KeyError: 'x'", "killed by SIGKILL".
+    gone : tuple of int
+        Ranks (in the world) that this rank waited for and that have died or left, where they are known. They may
+        have left because of `rank`, which is then not one of them.
     """
 
     def __init__(
@@ -175,6 +345,7 @@ class PeerLost(NeuraxisError, ConnectionError):
         operation: str = "",
         sequence: int = -1,
         reason: str = "",
+        gone: tuple[int, ...] = (),
     ) -> None:
         self.rank = rank
         self.exit_code = exit_code
@@ -182,24 +353,40 @@ class PeerLost(NeuraxisError, ConnectionError):
         self.operation = operation
         self.sequence = sequence
         self.reason = reason
+        self.gone = gone
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_peer_lost, (type(self), str(self), self.__dict__))
-
-
-def _rebuild_peer_lost(kind: type[PeerLost], message: str, fields: dict[str, object]) -> PeerLost:
-    error = kind(message)
-    error.__dict__.update(fields)
-    return error
 
 
 class CollectiveTimeout(PeerLost, TimeoutError):
-    """A rank is alive but did not arrive before the call's deadline (stopped, stuck, or elsewhere)."""
+    """A rank is alive but did not arrive at a collective before the deadline.
+
+    It is stopped, stuck, slower than the timeout, or takes another branch of the program. Make every rank call the same
+    operations in the same order, or allow more time (`timeout=`).
+    """
+
+
+class MonitoredBarrierTimeout(CollectiveTimeout, RuntimeError):
+    """Ranks did not reach a `monitored_barrier` before the deadline; `ranks` names those that this rank waited for.
+
+    Look at what these ranks do instead. It is a RuntimeError as well, because `torch.distributed.monitored_barrier`
+    raises one.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 class CollectiveMismatch(NeuraxisError, ValueError):
-    """Two ranks made different calls at the same place. `mine` and `theirs` describe both, `rank` is the other."""
+    """Two ranks made different calls at the same place in the sequence of a group.
+
+    Make every rank call the same operation with the same shape and dtype, in the same order.
+
+    Attributes
+    ----------
+    rank : int
+        The other rank.
+    mine, theirs : str
+        The calls of this rank and of the other one, as text.
+    """
 
     def __init__(self, message: str, *, rank: int = -1, mine: str = "", theirs: str = "") -> None:
         self.rank = rank
@@ -207,25 +394,25 @@ class CollectiveMismatch(NeuraxisError, ValueError):
         self.theirs = theirs
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_mismatch, (str(self), self.rank, self.mine, self.theirs))
 
-
-def _rebuild_mismatch(message: str, rank: int, mine: str, theirs: str) -> CollectiveMismatch:
-    return CollectiveMismatch(message, rank=rank, mine=mine, theirs=theirs)
-
-
-# --- learning together --------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------
 
 
 class ModelMismatch(NeuraxisError, ValueError):
-    """Ranks that train one model have different ones. The text is the same on every rank.
+    """Ranks that train one model have different models. The text is the same on every rank.
 
-    Attributes:
-        parameter: the name of the first parameter or buffer that differs.
-        rank: the rank (in the world) whose model differs from that of the first rank.
-        mine: what rank 0 has there, e.g. "float32 (10, 256)"; "" where it has nothing.
-        theirs: what `rank` has there.
+    Build the model in the same way on every rank, before it is wrapped.
+
+    Attributes
+    ----------
+    parameter : str
+        Name of the first parameter or buffer that differs.
+    rank : int
+        Rank (in the world) whose model differs from that of the first rank.
+    mine : str
+        What rank 0 has there, e.g. "float32 (10, 256)"; "" if it has nothing.
+    theirs : str
+        What `rank` has there.
     """
 
     def __init__(self, message: str, *, parameter: str = "", rank: int = -1, mine: str = "", theirs: str = "") -> None:
@@ -235,29 +422,34 @@ class ModelMismatch(NeuraxisError, ValueError):
         self.theirs = theirs
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_model_mismatch, (str(self), self.__dict__))
-
-
-def _rebuild_model_mismatch(message: str, fields: dict[str, object]) -> ModelMismatch:
-    error = ModelMismatch(message)
-    error.__dict__.update(fields)
-    return error
-
 
 class StepInterrupted(NeuraxisError, RuntimeError):
-    """A training step was left in the middle, with some of its gradients sent: the ranks no longer agree."""
+    """A training step ended in the middle, after some of its gradients were sent, so the ranks no longer agree.
+
+    Fix the exception that interrupted the step, and resume every rank from the last checkpoint.
+    """
 
 
-# --- the launcher -----------------------------------------------------------------------------------
+# --- processes and simulations ----------------------------------------------------------------------
 
 
 class LaunchError(NeuraxisError, RuntimeError):
-    """Processes could not be started."""
+    """The launcher could not start the processes.
+
+    The text has the reason that the system gave: a missing program, no permission, too many processes.
+    """
 
 
 class LaunchTimeout(LaunchError, TimeoutError):
-    """Not every rank had returned when the time was up; `ranks` names those that were still running."""
+    """Some ranks had not returned before the deadline; the launcher has ended them.
+
+    Look at the output of those ranks, or allow more time (`timeout=`).
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that were still running.
+    """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         self.ranks = ranks
@@ -265,7 +457,19 @@ class LaunchTimeout(LaunchError, TimeoutError):
 
 
 class RankFailed(NeuraxisError, RuntimeError):
-    """A launched rank died without an exception of its own (signal, `os._exit`, unpicklable result)."""
+    """A launched rank ended without an exception of its own: a signal, `os._exit`, or a result that pickle rejects.
+
+    Its output is printed before this error. A rank killed by signal 9 often ran out of memory.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    exit_code : int or None
+        Its exit code; None if a signal killed it.
+    signal : int or None
+        Number of that signal, or None.
+    """
 
     def __init__(
         self, message: str, *, rank: int = -1, exit_code: int | None = None, signal: int | None = None
@@ -277,16 +481,22 @@ class RankFailed(NeuraxisError, RuntimeError):
 
 
 class WorkerFailed(NeuraxisError, RuntimeError):
-    """A worker of a team died, exited or raised; the team has been ended with it.
+    """A worker of a team died, exited or raised, and the team has been closed.
 
-    Where the worker raised, the exception itself is the `__cause__`, if it could be sent.
+    If the worker raised, its exception is the `__cause__`, provided it could be sent. Fix it and start a new team.
 
-    Attributes:
-        rank: the worker that failed first, of those that did not merely lose another one.
-        exit_code: its exit code, 1 if it raised, or None if a signal ended it.
-        signal: the signal number that killed it, or None.
-        traceback: the text of its traceback if it raised, else "".
-        last_words: what its interpreter wrote when it crashed (a segmentation fault, an abort), else "".
+    Attributes
+    ----------
+    rank : int
+        The worker that failed first, not counting those that failed because they lost another one.
+    exit_code : int or None
+        Its exit code; 1 if it raised; None if a signal ended it.
+    signal : int or None
+        Number of the signal that killed it, or None.
+    traceback : str
+        Text of its traceback if it raised, else "".
+    last_words : str
+        Output of its interpreter at a crash (segmentation fault, abort), else "".
     """
 
     def __init__(
@@ -308,16 +518,26 @@ class WorkerFailed(NeuraxisError, RuntimeError):
 
 
 class ShardFailed(NeuraxisError, RuntimeError):
-    """A worker of a simulation died, exited or raised, and the simulation ended with it. What was saved is intact.
+    """A worker of a simulation died, exited or raised, and the simulation has been closed. Saved states are intact.
 
-    Attributes:
-        worker: which one failed first; -1 if that is not known.
-        shard: the neurons that it had, as text.
-        step: the last step that it had completed.
-        exit_code, signal: how it ended.
-        traceback: the text of its traceback if it raised, else "".
-        memory_bytes: the most memory that it was seen to have; 0 if that is not known.
-        log: the last lines of its log.
+    Fix the cause that the text shows, then restore the last checkpoint into a new simulation.
+
+    Attributes
+    ----------
+    worker : int
+        The worker that failed first; -1 if it is not known.
+    shard : str
+        The neurons that it simulated, as text.
+    step : int
+        The last step that it completed.
+    exit_code, signal : int or None
+        How it ended.
+    traceback : str
+        Text of its traceback if it raised, else "".
+    memory_bytes : int
+        Its highest observed memory use; 0 if it is not known.
+    log : str
+        The last lines of its log.
     """
 
     def __init__(
@@ -343,53 +563,120 @@ class ShardFailed(NeuraxisError, RuntimeError):
         self.log = log
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_shard_failed, (str(self), self.__dict__))
 
+class NumericalInstability(NeuraxisError, FloatingPointError):
+    """A state of a neuron became infinite or NaN, and the run was stopped.
 
-def _rebuild_shard_failed(message: str, fields: dict[str, object]) -> ShardFailed:
-    error = ShardFailed(message)
-    error.__dict__.update(fields)
-    return error
+    Use a smaller step, smaller weights, or bounded parameters. `check_finite=False` turns the check off.
+
+    Attributes
+    ----------
+    population : str
+        Name of the neuron's population.
+    neuron : int
+        Index in the population.
+    state : str
+        Name of the state.
+    value : float
+        The infinite value, or nan.
+    time_ms : float
+        Model time of the step that detected it: states are checked in one of 16 steps, and in the last step of
+        each call that runs some.
+    step : int
+        Number of that step.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        population: str = "",
+        neuron: int = -1,
+        state: str = "",
+        value: float = float("nan"),
+        time_ms: float = 0.0,
+        step: int = 0,
+    ) -> None:
+        self.population = population
+        self.neuron = neuron
+        self.state = state
+        self.value = value
+        self.time_ms = time_ms
+        self.step = step
+        super().__init__(message)
 
 
 class CheckpointError(NeuraxisError, OSError):
-    """A saved state cannot be written, read, or does not belong to this network or model; the text names the file."""
+    """A saved state cannot be written or read, or belongs to another network or model.
+
+    The text names the file and the reason: no space, a damaged file, or the first difference between the two networks.
+    """
 
 
 class SimulationClosed(NeuraxisError, RuntimeError):
-    """A simulation was used after it was closed, or after a worker's failure ended it."""
+    """A simulation was used after it was closed, or after the failure of a worker ended it.
+
+    Create a new one; `restore` continues from a saved state.
+    """
 
 
 class LineClosed(NeuraxisError, EOFError):
-    """The other end of the line between a team and its worker was closed, in good order: nothing more comes."""
+    """The connection between a team and a worker is closed; no more messages can be sent or received.
+
+    A worker that gets this error while it waits for work should return.
+    """
 
 
 class LineTimeout(NeuraxisError, TimeoutError):
-    """Nothing came, or not all could be sent, in time; the line stays usable. `ranks` names who kept us waiting."""
+    """No message arrived, or not all could be sent, before the deadline. The connection remains usable.
+
+    Wait again, allow more time (`timeout=`), or look at what the worker is doing.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The ranks that did not respond.
+    """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         self.ranks = ranks
         super().__init__(message)
 
 
-# --- on the mesh --------------------------------------------------------------------------------------
+# --- mesh -------------------------------------------------------------------------------------------
 
 
 class MeshError(NeuraxisError, ConnectionError):
-    """The mesh cannot be reached, or not in the way that was asked for; the text says why and what to do."""
+    """The mesh cannot be reached, or not in the requested way; the text gives the reason and the remedy.
+
+    `neuraxis nodes` shows which nodes can be reached from here.
+    """
 
 
 class MeshClosed(MeshError):
-    """A node was used after it was closed."""
+    """A node was used after it was closed.
+
+    Make the call inside the node's `with` block, or create a new node.
+    """
 
 
 class NameTaken(MeshError):
-    """A node of that name is on the mesh already."""
+    """Another node of the mesh already has this name.
+
+    Choose another name, or close that node; a node that was killed keeps its name until the others detect the loss.
+    """
 
 
 class NodeGone(MeshError):
-    """A node that was asked is not on the mesh, or left while it was answering. `node` is its name."""
+    """The node that should answer is not on the mesh, or left before it replied.
+
+    Wait for it (`Node.wait_for`), or check its name with `neuraxis nodes`.
+
+    Attributes
+    ----------
+    node : str
+        Its name.
+    """
 
     def __init__(self, message: str, node: str = "") -> None:
         self.node = node
@@ -397,15 +684,29 @@ class NodeGone(MeshError):
 
 
 class NobodyServes(MeshError, LookupError):
-    """A node that was asked is there, and serves nothing under that topic."""
+    """The node exists, but serves no such topic.
+
+    Check the topic, and that the node calls `serve` with it before requests arrive.
+    """
 
 
 class RequestTimeout(MeshError, TimeoutError):
-    """A node that was asked is there, and has not answered in time."""
+    """The node exists, but did not reply before the deadline. It may still handle the request.
+
+    Allow more time (`timeout=`), or look at what the node is doing.
+    """
 
 
 class RequestFailed(MeshError, RuntimeError):
-    """What serves a request raised; the text is what it said. `kind` is the name of its exception."""
+    """The function that serves the request raised an exception; the text is that exception's message.
+
+    Fix it on the serving node, whose log has the traceback.
+
+    Attributes
+    ----------
+    kind : str
+        Name of the type of that exception.
+    """
 
     def __init__(self, message: str, kind: str = "") -> None:
         self.kind = kind
@@ -413,7 +714,17 @@ class RequestFailed(MeshError, RuntimeError):
 
 
 class NobodyAnswered(MeshError):
-    """No node answered for a role. `tried` is who was asked, in order, and why each has not answered."""
+    """No node replied for a role.
+
+    Start a node that has the role, or name a default node.
+
+    Attributes
+    ----------
+    role, topic : str
+        What was requested.
+    tried : dict of str to str
+        For each node that was asked, in order, the reason why it gave no answer.
+    """
 
     def __init__(self, role: str, topic: str, tried: dict[str, str]) -> None:
         self.role = role
@@ -421,42 +732,59 @@ class NobodyAnswered(MeshError):
         self.tried = tried
         if tried:
             why = "; ".join(f"{name}: {reason}" for name, reason in tried.items())
-            text = f"{topic!r} was asked of the role {role!r}, and nobody answered: {why}"
+            text = f"no node of the role {role!r} replied to {topic!r}: {why}"
         else:
-            text = f"{topic!r} was asked of the role {role!r}: no node here has it, and there is no default node"
+            text = (
+                f"{topic!r} needs the role {role!r}: no node here has it, and there is no default node. "
+                "Start a node that has it, or name a default node."
+            )
         super().__init__(text)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (NobodyAnswered, (self.role, self.topic, self.tried))
 
-
-# --- on a GPU -----------------------------------------------------------------------------------------
+# --- GPU --------------------------------------------------------------------------------------------
 
 
 class DeviceUnavailable(NeuraxisError, RuntimeError):
-    """There is no GPU to use here, or not that one. `reason` says what is missing, `remedy` what to do."""
+    """This machine has no usable GPU, or not the requested one.
+
+    Follow the advice in `remedy`, or run on the CPU. `neuraxis doctor` checks the driver and the packages.
+
+    Attributes
+    ----------
+    reason : str
+        What is missing.
+    remedy : str
+        What to do.
+    """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.reason = reason
         self.remedy = remedy
         super().__init__(f"CUDA cannot be used here: {reason}" + (f". {remedy}" if remedy else ""))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (DeviceUnavailable, (self.reason, self.remedy))
-
 
 class CudaContextClosed(NeuraxisError, RuntimeError):
-    """A CUDA context, or an array of it, was used before the context was started or after it was stopped."""
+    """A CUDA context, or an array of it, was used before the context was started or after it was closed.
+
+    Use it inside the context's `with` block.
+    """
 
 
 class KernelCompileError(InvalidArgument):
-    """The source of a CUDA kernel does not compile; the text shows each error with the line it is about.
+    """The source of a CUDA kernel does not compile; the text shows each error with its line.
 
-    Attributes:
-        kernel: the name that the kernel was asked for by.
-        line: the line of the source, from 1, of the first error; None if the compiler named none.
-        source_line: the text of that line.
-        log: all that the compiler said.
+    Correct the source at that line.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the kernel.
+    line : int or None
+        Line of the source, from 1, of the first error; None if the compiler gave none.
+    source_line : str
+        Text of that line.
+    log : str
+        The whole output of the compiler.
     """
 
     def __init__(
@@ -470,7 +798,15 @@ class KernelCompileError(InvalidArgument):
 
 
 class CudaError(NeuraxisError, RuntimeError):
-    """A call into CUDA failed. `status` is CUDA's number for the reason."""
+    """A call into CUDA failed.
+
+    The text has CUDA's own message. `nvidia-smi` shows whether the device works.
+
+    Attributes
+    ----------
+    status : int
+        CUDA's error number.
+    """
 
     def __init__(self, message: str, *, status: int = -1) -> None:
         self.status = status
@@ -478,14 +814,17 @@ class CudaError(NeuraxisError, RuntimeError):
 
 
 class KernelFailed(CudaError):
-    """A kernel failed while it ran (an illegal address, an assertion): this process can use CUDA no longer.
+    """A kernel failed while it ran (an illegal address, an assertion), and this process cannot use CUDA any more.
 
-    It is raised, too, for a network whose kernels cannot run on a device at all (there is no room for them, or they do
-    not compile); CUDA stays usable then.
+    Check the indices and sizes that the kernel uses, then start a new process. Simulations also raise this error for a
+    network whose kernels cannot run on a device at all (they do not compile or do not fit); CUDA remains usable then.
 
-    Attributes:
-        kernels: those that may have failed: all that were launched since the device was last waited for.
-        status: CUDA's number for the reason.
+    Attributes
+    ----------
+    kernels : tuple of str
+        Kernels that may have failed: all that were launched since the last synchronization.
+    status : int
+        CUDA's error number.
     """
 
     def __init__(self, message: str, *, kernels: tuple[str, ...] = (), status: int = -1) -> None:
@@ -494,14 +833,25 @@ class KernelFailed(CudaError):
 
 
 class DeviceOutOfMemory(NeuraxisError, MemoryError):
-    """A GPU has not as much memory free as was asked for; the text says how much it has."""
+    """A GPU has less free memory than was requested; the text says how much it has.
+
+    Free arrays, end other programs on the device, or use a smaller network or batch.
+    """
 
 
 # --- remote calls -------------------------------------------------------------------------------------
 
 
 class RpcError(NeuraxisError):
-    """A remote call has no result. `callee` is who was called, by name; "" where that is not known."""
+    """A remote call has no result; the subclass gives the reason.
+
+    Catch it to catch every failure of a call. The subclass says if the call may have run.
+
+    Attributes
+    ----------
+    callee : str
+        Name of the process that was called; "" if it is not known.
+    """
 
     def __init__(self, message: str, callee: str = "") -> None:
         self.callee = callee
@@ -509,37 +859,66 @@ class RpcError(NeuraxisError):
 
 
 class UnknownFunction(RpcError, LookupError):
-    """The callee has registered no function, factory or object of that name; nothing has run."""
+    """The callee has registered no function, factory or object of that name; nothing has run.
+
+    Register it there with `@remote`, in a module that the callee has imported.
+    """
 
 
 class CalleeGone(RpcError, ConnectionError):
-    """The callee was not there when it was to be called; nothing has run."""
+    """The callee was not there when the call was made; nothing has run.
+
+    Start it first, or check its name. The call can be repeated safely.
+    """
 
 
 class CalleeDied(RpcError, ConnectionError):
-    """The callee died, left or was cut off during the call, which may or may not have run."""
+    """The callee died, left or lost its connection during the call, which may or may not have run.
+
+    Repeat the call only if the function is idempotent.
+
+    Attributes
+    ----------
+    newest : int
+        Highest number of a call that the callee has received from this caller; 0 if it is not known.
+    """
+
+    newest: int = 0
 
 
 class CallTimeout(RpcError, TimeoutError):
-    """The callee has not answered in time; it may still run the call, once."""
+    """The callee did not reply before the deadline. It may still run the call, once.
+
+    Allow more time (`timeout=`), or repeat the call if the function is idempotent.
+    """
 
 
 class CallRefused(RpcError, PermissionError):
-    """The callee has not run this call: pickle, a private method, too many calls waiting, or it is shutting down."""
+    """The callee refused the call and has not run it.
+
+    The text has the reason: pickle is not allowed, the method is private, its queue is full, or it is shutting down.
+    """
 
 
 class CallCancelled(RpcError, CancelledError):
-    """The call was cancelled where it was made, or its context was shut down; it may or may not have run."""
+    """The caller cancelled the call, or closed its context; the call may or may not have run.
+
+    Wait for the results that you need before you close the context.
+    """
 
 
 class RemoteError(RpcError, RuntimeError):
-    """The called function raised something that is neither a built-in exception nor one of neuraxis.
+    """The called function raised an exception that is neither built in nor from neuraxis.
 
-    Or a remote call of its own failed: that failure is the `__cause__`, so that it does not look like one of this call.
+    Fix it where the function runs; `remote_traceback` shows the place. If a remote call that the function made failed,
+    that failure is the `__cause__`, so that it does not look like a failure of this call.
 
-    Attributes:
-        kind: the name of the exception's type, with its module.
-        remote_traceback: the text of its traceback, where it was raised.
+    Attributes
+    ----------
+    kind : str
+        Name of the type of the exception, with its module.
+    remote_traceback : str
+        Text of the traceback on the callee.
     """
 
     def __init__(self, message: str, callee: str = "", kind: str = "", remote_traceback: str = "") -> None:
@@ -547,31 +926,46 @@ class RemoteError(RpcError, RuntimeError):
         self.remote_traceback = remote_traceback
         super().__init__(message, callee)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (RemoteError, (str(self), self.callee, self.kind, self.remote_traceback))
 
-
-# --- on a Dask cluster --------------------------------------------------------------------------------
+# --- Dask cluster -----------------------------------------------------------------------------------
 
 
 class ClusterError(NeuraxisError, ConnectionError):
-    """A Dask cluster cannot be started or reached, or its scheduler was lost; the text says which and what to do."""
+    """A Dask cluster cannot be started or reached, or its scheduler was lost.
+
+    The text says which of these it is, and what to do.
+    """
 
 
 class ClusterClosed(ClusterError):
-    """A cluster was used before it was started, or after it was stopped."""
+    """A cluster was used before it was started or after it was closed.
+
+    Use it inside its `with` block.
+    """
 
 
 class ClusterTimeout(ClusterError, TimeoutError):
-    """A cluster has not answered in time, or what was asked for was not there yet when the time was up."""
+    """A cluster did not respond, or what was requested was not available, before the deadline.
+
+    Check that its scheduler and workers run, or allow more time (`timeout=`).
+    """
 
 
 class TaskLost(NeuraxisError, RuntimeError):
-    """Every worker that ran a task died of it; the text says how many. `task` is Dask's name for it."""
+    """Every worker that ran a task died of it; the text says how many.
+
+    The task most likely exhausts the memory of a worker or crashes its interpreter: give it smaller parts.
+
+    Attributes
+    ----------
+    task : str
+        Dask's name of the task.
+    """
 
     def __init__(self, message: str, task: str = "") -> None:
         self.task = task
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (TaskLost, (str(self), self.task))
+
+def __dir__() -> list[str]:
+    return __all__

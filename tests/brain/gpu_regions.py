@@ -29,7 +29,7 @@ class Scaler:
 
 
 class Summer:
-    """Spikes with the neuron whose number is the sum of the tensor that it hears."""
+    """The neuron whose number is the sum of the received tensor spikes."""
 
     stateless = True
 

@@ -1,4 +1,4 @@
-"""Brains for ranks, and what each rank does with them. Ranks import this module: it loads nothing that is heavy."""
+"""Brains for ranks and the functions that ranks run on them. Ranks import this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neuraxis.brain.tasks import CueActionTask, Timing
 from neuraxis.comm import Communicator, DistributedContext
 from neuraxis.engine.placement import place
 from neuraxis.errors import CheckpointError, InvalidArgument, PeerLost, ShardFailed
-from neuraxis.execution import LockstepExecutor
+from neuraxis.simulation import LockstepExecutor
 from tests.brain.python_regions import Camera, Failing, Filter, Judge, Unmakable
 
 RUN_MS = 40.0
@@ -41,7 +41,7 @@ class Gaze:
 
 
 class Memory:
-    """Hears what the gaze says, and tells the filter with an array of its own: data go round."""
+    """Receive the data of the gaze and send an array to the filter, which closes the loop."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         self.seen = np.zeros(PIXELS)
@@ -112,11 +112,11 @@ def learn(brain: Brain) -> dict[str, Any]:
 
 
 def look(brain: Brain, folder: Path) -> str:
-    """Run in two halves, with data from outside under way between them; the state is saved half way."""
+    """Run in two halves, with external data in flight between them; save the state half way."""
     half = round(RUN_MS / 2 / 0.1)
     brain.forward({"judge": np.arange(5.0)}, half - 20)
     brain.forward({"sensor/any": np.full(PIXELS, 0.5)}, 20)
-    brain.save_checkpoint(folder)
+    brain.save(folder)
     brain.run(RUN_MS / 2)
     return brain.fingerprint()
 
@@ -125,7 +125,7 @@ def look(brain: Brain, folder: Path) -> str:
 
 
 def everything(backend: str, folder: str) -> dict[str, Any]:
-    """What a rank sees in a world of its own: a brain that learns, one with data, and what goes wrong."""
+    """Return the observations of a rank: a brain that learns, one with data, and error cases."""
     with DistributedContext(backend=backend, check_calls=False) as context:
         world = context.world
         with Brain(default_brain(1), executor=LockstepExecutor(world)) as brain:
@@ -138,10 +138,10 @@ def everything(backend: str, folder: str) -> dict[str, Any]:
 
 
 def looked(world: Communicator, folder: Path) -> dict[str, Any]:
-    """Save half way, go on, go back to the saved state, and go on again."""
+    """Save half way, continue, restore the saved state, and continue again."""
     with Brain(looking(), executor=LockstepExecutor(world), record=True) as brain:
         first = look(brain, folder)
-        brain.load_checkpoint(folder)
+        brain.restore(folder)
         brain.run(RUN_MS / 2)
         names = [one.name.split(".")[0] for one in brain.lowered.network.populations]
         homes = {names[part.population]: shard for shard, slices in enumerate(brain.placement) for part in slices}
@@ -164,20 +164,20 @@ def failed(world: Communicator) -> dict[str, Any]:
 
 
 def refused(world: Communicator) -> list[str]:
-    """What cannot be made is refused on all ranks alike."""
+    """Check that invalid brains are refused on all ranks."""
     wrong: list[tuple[BrainSpec, dict[str, Any]]] = [
         (tiny().python_region("own", Unmakable).spec(), {}),
         (tiny(seed=world.rank).spec(), {}),
         (tiny().spec(), {"workers": world.size + 1}),
         (tiny().spec(), {"on_worker_loss": "restart"}),
     ]
-    told = []
+    reported = []
     for spec, options in wrong:
         try:
             Brain(spec, executor=LockstepExecutor(world), **options).close()
         except InvalidArgument as error:
-            told.append(str(error))
-    return told
+            reported.append(str(error))
+    return reported
 
 
 def show(brain: Brain) -> str:
@@ -193,12 +193,12 @@ def placed(world: Communicator) -> str:
     with Brain(tiny().spec(), executor=LockstepExecutor(world, placement=wanted)) as brain:
         assert brain.placement == wanted
         assert not brain.rebalance()
-        with mock.patch("neuraxis.execution.exchange._AT_ONCE", 5):
+        with mock.patch("neuraxis.simulation.lockstep._INLINE", 5):
             return show(brain)
 
 
 def save_apart(folder: str) -> dict[str, Any]:
-    """Rank 1 does not see the folder of rank 0, as on another host; what cannot be written is told to all."""
+    """Rank 1 does not see the folder of rank 0, as on another host; a failed write raises on all ranks."""
     is_dir = Path.is_dir
     with DistributedContext(backend="shm") as context:
 
@@ -208,15 +208,15 @@ def save_apart(folder: str) -> dict[str, Any]:
         executor = LockstepExecutor(context.world)
         with Brain(looking(), executor=executor) as brain:
             brain.run(RUN_MS / 2)
-            told = ""
+            reported = ""
             with mock.patch.object(Path, "is_dir", sees):
-                brain.save_checkpoint(folder)
+                brain.save(folder)
                 try:
                     executor.save(Path(folder) / "nowhere")
                 except CheckpointError as error:
-                    told = str(error)
+                    reported = str(error)
             brain.run(RUN_MS / 2)
-            return {"fingerprint": brain.fingerprint(), "told": told}
+            return {"fingerprint": brain.fingerprint(), "error": reported}
 
 
 def die(backend: str, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Regions of Python for brains over the mesh, which must be importable where nodes are."""
+"""Python regions for brains on the mesh; nodes must be able to import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Reporter"]
 
 
 class Reporter:
-    """Tells on its node's topic "seen" which arrays it was given: source and sum. It spikes for all it hears."""
+    """Publish source and sum of each received array on the topic "seen", and spike for every event."""
 
     stateless = True
     node: Any = None

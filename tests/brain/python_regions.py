@@ -1,4 +1,4 @@
-"""Regions of a user's own, as an example and for tests: what each spikes says what it was given."""
+"""User-defined regions for tests: the neurons that each makes spike identify the events that it received."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Camera:
 
 
 class Echo:
-    """Answers every spike that it hears, some time later, with the neuron of the same number."""
+    """Answer every received spike, after a delay, with the neuron of the same number."""
 
     stateless = True
 
@@ -98,7 +98,7 @@ class Judge:
 
 
 class Failing:
-    """Raises when its time has come."""
+    """Raise at a given time."""
 
     stateless = True
 
@@ -111,7 +111,7 @@ class Failing:
 
 
 class Forgetful:
-    """Remembers something and cannot say what: it cannot be saved. It answers every tick with the next neuron."""
+    """Has a state but no `get_state`, so it cannot be saved. Answers every tick with the next neuron."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         self.calls = 0
@@ -146,7 +146,7 @@ class Batches:
 
 
 class Log:
-    """Remembers for each datum: the step of the call, which source it had, and its sum; spikes once for each."""
+    """Record for each payload the step of the call, the source and the sum; spike once for each."""
 
     SOURCES = ("input", "sensor/thermal", "sensor/touch/left", "sensor/touch")
 

@@ -1,9 +1,10 @@
-"""The brain as its user sees it: three ways to make one, what it is given, what it does and what it tells."""
+"""The brain from a user's view: three methods to make one, its inputs, actions and reports."""
 
 from __future__ import annotations
 
 import json
 import math
+from html import unescape
 
 import msgspec
 import numpy as np
@@ -136,13 +137,13 @@ def begun(brain, tmp_path_factory):
     """A folder with the brain's state after some activity: from there two runs can be compared."""
     folder = tmp_path_factory.mktemp("begun")
     brain.forward([0, 1, 0, 0], 500)
-    brain.save_checkpoint(folder)
+    brain.save(folder)
     return folder
 
 
 def outcome(brain, folder, call):
     """The fingerprint after a call that starts from a saved state."""
-    brain.load_checkpoint(folder)
+    brain.restore(folder)
     call(brain)
     return brain.fingerprint()
 
@@ -224,7 +225,7 @@ def test_options_of_a_configuration_reach_the_brain():
         ('region = "striatum"', 'region = "cortex"', "effectors.motor.region", "D1"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_path_and_field(tmp_path, old, new, field, reason):
+def test_an_error_in_a_file_names_its_path_and_field(tmp_path, old, new, field, reason):
     path = tmp_path / "brain.toml"
     assert old in SMALL_TOML
     path.write_text(SMALL_TOML.replace(old, new))
@@ -260,13 +261,13 @@ def test_options_that_cannot_be_are_refused(options, error, message):
 
 
 def test_a_brain_without_regions_is_refused():
-    with pytest.raises(InvalidArgument, match="regions: there is none; add one"):
+    with pytest.raises(InvalidArgument, match="regions: is empty; add one"):
         Brain(BrainBuilder("empty").spec())
     with pytest.raises(SpecError, match="a BrainSpec is expected, not dict"):
         Brain({"name": "brain"})
 
 
-def test_auto_stays_in_one_process_for_a_small_brain_and_says_why():
+def test_auto_runs_a_small_brain_in_one_process_and_gives_the_reason():
     tiny = BrainBuilder("tiny").sensor("cue", 4).region("t", "thalamus", relay=4)
     for spec in (tiny.spec(), tiny.pathway("cue", "t", 1.0).spec()):
         with Brain(spec, workers="auto") as brain:
@@ -277,10 +278,10 @@ def test_auto_stays_in_one_process_for_a_small_brain_and_says_why():
 # --- to give ---
 
 
-def told(**rates: float) -> BrainSpec:
+def sensing_spec(**rates: float) -> BrainSpec:
     """A sensor that fires in most steps at an input of 1, and in none at 0."""
     return (
-        BrainBuilder("told")
+        BrainBuilder("sensing")
         .sensor("eye", 12, groups=3, rate_hz=20_000.0)
         .sensor("ear", 4, rate_hz=20_000.0, background_hz=100.0)
         .region("thalamus", "thalamus", relay=12, groups=3)
@@ -291,11 +292,11 @@ def told(**rates: float) -> BrainSpec:
 
 @pytest.fixture(scope="module")
 def sensing():
-    with Brain(told(), record=True) as brain:
+    with Brain(sensing_spec(), record=True) as brain:
         yield brain
 
 
-def heard(brain, name, call):
+def spikes_during(brain, name, call):
     """(steps from the beginning of the call, neurons) of a sensor's spikes in a call."""
     first = brain.steps
     call()
@@ -305,7 +306,7 @@ def heard(brain, name, call):
 
 
 def test_one_number_for_each_group(sensing):
-    _, ids = heard(sensing, "eye", lambda: sensing.forward({"eye": [0, 1, 0]}, 100))
+    _, ids = spikes_during(sensing, "eye", lambda: sensing.forward({"eye": [0, 1, 0]}, 100))
     counts = np.bincount(ids, minlength=12)
     # A Poisson process of 20 kHz has a spike in 1 - exp(-2) of the steps of 0.1 ms.
     assert (counts[4:8] > 70).all()
@@ -316,30 +317,30 @@ def test_one_number_for_each_group(sensing):
 def test_one_number_for_each_neuron(sensing):
     given = np.zeros(12)
     given[[2, 9]] = 1.0, 0.1
-    counts = np.bincount(heard(sensing, "eye", lambda: sensing.forward({"eye": given}, 300))[1], minlength=12)
+    counts = np.bincount(spikes_during(sensing, "eye", lambda: sensing.forward({"eye": given}, 300))[1], minlength=12)
     assert counts[2] / 300 == pytest.approx(1 - math.exp(-2), abs=0.08)
     assert counts[9] / 300 == pytest.approx(1 - math.exp(-0.2), abs=0.08)
     assert counts.sum() == counts[2] + counts[9]
 
 
-def test_spikes_come_in_their_step_and_nothing_else_does(sensing):
+def test_given_spikes_occur_in_their_step_only(sensing):
     given = np.zeros((50, 12), bool)
     at, ids = np.array([0, 0, 7, 49]), np.array([3, 11, 0, 5])
     given[at, ids] = True
-    steps, found = heard(sensing, "eye", lambda: sensing.forward({"eye": given}, 50))
+    steps, found = spikes_during(sensing, "eye", lambda: sensing.forward({"eye": given}, 50))
     assert np.array_equal(steps, at + 1)
     assert np.array_equal(found, ids)
-    assert not heard(sensing, "eye", lambda: sensing.run(5.0))[0].size
+    assert not spikes_during(sensing, "eye", lambda: sensing.run(5.0))[0].size
 
 
 def test_a_sensor_that_is_not_named_has_its_background(sensing):
-    steps, _ = heard(sensing, "ear", lambda: sensing.forward({"eye": [1, 1, 1]}, 1000))
+    steps, _ = spikes_during(sensing, "ear", lambda: sensing.forward({"eye": [1, 1, 1]}, 1000))
     assert len(steps) / 4000 == pytest.approx(0.01, abs=0.006)
-    assert not heard(sensing, "eye", lambda: sensing.forward({"ear": [1]}, 100))[0].size
+    assert not spikes_during(sensing, "eye", lambda: sensing.forward({"ear": [1]}, 100))[0].size
 
 
 def test_where_there_are_several_sensors_a_bare_array_is_refused(sensing):
-    with pytest.raises(InvalidArgument, match="a dict by sensor is expected; the brain's sensors are: eye, ear"):
+    with pytest.raises(InvalidArgument, match="a dict by sensor is expected; the sensors of the brain are: eye, ear"):
         sensing.forward([1, 0, 0], 10)
 
 
@@ -378,9 +379,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("given", "steps", "error", "message"),
     [
-        ([1, 0, 0], 10, InvalidArgument, r"of shape \(3,\); 4 numbers .* or 40"),
-        ([[1, 0, 0, 0]], 10, InvalidArgument, r"spikes of shape \(1, 4\); 10 steps by 40 neurons"),
-        (np.zeros((9, 40)), 10, InvalidArgument, r"spikes of shape \(9, 40\); 10 steps by 40"),
+        ([1, 0, 0], 10, InvalidArgument, r"has shape \(3,\); 4 numbers .* or 40"),
+        ([[1, 0, 0, 0]], 10, InvalidArgument, r"spikes have shape \(1, 4\); 10 steps by 40 neurons"),
+        (np.zeros((9, 40)), 10, InvalidArgument, r"spikes have shape \(9, 40\); 10 steps by 40"),
         (np.zeros((10, 40, 1)), 10, InvalidArgument, "an array of finite numbers"),
         (1.0, 10, InvalidArgument, "an array of finite numbers"),
         ([], 10, InvalidArgument, "an array of finite numbers"),
@@ -403,26 +404,26 @@ NAN = float("nan")
     ],
 )
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
-def test_input_that_cannot_be_is_refused_and_changes_nothing(brain, begun, given, steps, error, message):
-    brain.load_checkpoint(begun)
+def test_invalid_input_is_refused_and_changes_nothing(brain, begun, given, steps, error, message):
+    brain.restore(begun)
     fingerprint, at = brain.fingerprint(), brain.steps
     with pytest.raises(error, match=message):
         brain.forward(given, steps)
     assert (brain.fingerprint(), brain.steps) == (fingerprint, at)
-    assert outcome(brain, begun, lambda b: b.run(5.0)) == brain_goes_on(brain, begun)
+    assert outcome(brain, begun, lambda b: b.run(5.0)) == undisturbed_outcome(brain, begun)
 
 
-def brain_goes_on(brain, begun):
-    """What comes of the saved state if nothing is tried before."""
-    if begun not in _WENT_ON:
-        _WENT_ON[begun] = outcome(brain, begun, lambda b: b.run(5.0))
-    return _WENT_ON[begun]
+def undisturbed_outcome(brain, begun):
+    """Return the outcome of the saved state without an attempted call before."""
+    if begun not in _UNDISTURBED:
+        _UNDISTURBED[begun] = outcome(brain, begun, lambda b: b.run(5.0))
+    return _UNDISTURBED[begun]
 
 
-_WENT_ON: dict = {}
+_UNDISTURBED: dict = {}
 
 
-def test_data_that_cannot_travel_are_refused_and_change_nothing():
+def test_data_that_cannot_be_serialized_are_refused_and_change_nothing():
     with Brain(small().python_region("judge", python_regions.Judge, neurons=4).spec()) as brain:
         brain.run(1.0)
         fingerprint = brain.fingerprint()
@@ -434,7 +435,7 @@ def test_data_that_cannot_travel_are_refused_and_change_nothing():
 # --- to run ---
 
 
-def test_what_happened_in_a_stretch(brain):
+def test_activity_of_one_run(brain):
     before, at = brain.spike_totals(), brain.time_ms
     done = brain.forward([1, 0, 0, 0], 2000)
     after = brain.spike_totals()
@@ -468,7 +469,7 @@ def test_a_run_is_a_stretch_without_input(brain, begun):
 
 
 def test_rhythms_turn_with_the_time(brain, begun):
-    brain.load_checkpoint(begun)
+    brain.restore(begun)
     for _ in range(3):
         seconds = brain.steps * 1e-4
         assert brain.phase("theta") == pytest.approx((8.0 * seconds) % 1, abs=1e-9)
@@ -476,6 +477,21 @@ def test_rhythms_turn_with_the_time(brain, begun):
         brain.run(17.3)
     with pytest.raises(InvalidArgument, match=r"rhythm='thta': did you mean 'theta'\?"):
         brain.phase("thta")
+
+
+# --- to show ---
+
+
+def test_a_brain_its_activity_and_its_diagnostics_are_shown_as_text_and_as_tables():
+    with Brain(small().spec()) as brain:
+        activity = brain.run(10.0)
+        diagnostics = brain.diagnostics()
+        assert repr(brain).startswith("<Brain 'small': ")
+        for shown in (brain, activity, diagnostics):
+            html = unescape(shown._repr_html_())
+            assert repr(shown).splitlines()[0].strip("<>") in html
+            assert html.count("<tr>") > 3
+        assert "striatum" in repr(diagnostics)
 
 
 # --- to act and to learn ---
@@ -519,7 +535,7 @@ def test_actions_of_two_effectors_each_end():
     spec = small().effector("eyes", "striatum", 4, neurons=40, duration_ms=30.0).spec()
     with Brain(spec, record=True) as brain:
         brain.run(1.0)
-        with pytest.raises(InvalidArgument, match="the brain has 2; say which: motor, eyes"):
+        with pytest.raises(InvalidArgument, match="the brain has 2; choose one: motor, eyes"):
             brain.select_action()
         brain.select_action("motor")
         brain.select_action("eyes")
@@ -539,8 +555,8 @@ def test_only_effectors_that_exist_can_act(brain):
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.0, -1.0])
-def test_dopamine_follows_what_was_not_expected(brain, begun, reward):
-    brain.load_checkpoint(begun)
+def test_dopamine_follows_the_reward_prediction_error(brain, begun, reward):
+    brain.restore(begun)
     brain.run(300.0)  # whatever was released before has gone
     base = brain.level("dopamine")
     brain.forward([0, 0, 1, 0], 1000)
@@ -565,19 +581,19 @@ def test_dopamine_follows_what_was_not_expected(brain, begun, reward):
     assert brain.level("noradrenaline") == 0.0
     brain.step(None, 1)
     assert brain.level("noradrenaline") == pytest.approx(1.5, rel=1e-6)
-    # Since it came, dopamine has decayed for 40 steps of 0.1 ms, with 100 ms.
+    # Since its arrival, dopamine has decayed for 40 steps of 0.1 ms, with 100 ms.
     assert brain.level("dopamine") == pytest.approx(1.0 + 2.0 * error * math.exp(-0.04), rel=1e-3)
 
 
-def test_without_a_choice_the_critic_says_what_is_expected():
+def test_without_an_action_the_critic_gives_the_expected_reward():
     with Brain(small().spec()) as brain:
         assert brain.last_choice is None
         assert brain.deliver_reward(1.0) == pytest.approx(0.8)  # nothing has spiked: lowest_expected=0.2
         assert brain.state()["choice"] is None
 
 
-def test_releases_on_their_way_add_up(brain, begun):
-    brain.load_checkpoint(begun)
+def test_pending_releases_add_up(brain, begun):
+    brain.restore(begun)
     brain.run(300.0)
     brain.release("dopamine", 0.5)
     brain.step(None, 4)
@@ -589,7 +605,7 @@ def test_releases_on_their_way_add_up(brain, begun):
 
 
 def test_rewards_and_releases_that_cannot_be(brain, begun):
-    brain.load_checkpoint(begun)
+    brain.restore(begun)
     fingerprint = brain.fingerprint()
     for wrong, error in ((NAN, InvalidArgument), (math.inf, InvalidArgument), (True, InvalidType), ("1", InvalidType)):
         with pytest.raises(error, match="reward="):
@@ -619,9 +635,9 @@ def test_rewards_and_actions_are_part_of_the_fingerprint(brain, begun):
 
 
 def test_a_lesioned_region_is_silent_and_the_others_go_on(brain, begun):
-    brain.load_checkpoint(begun)
+    brain.restore(begun)
     brain.lesion("thalamus")
-    brain.run(20.0)  # what is under way arrives
+    brain.run(20.0)  # pending releases arrive
     cut = brain.forward([1, 1, 1, 1], 2000)
     assert cut.of("thalamus") == 0
     assert cut.of("cue") > 100
@@ -640,7 +656,7 @@ def test_a_lesioned_region_is_silent_and_the_others_go_on(brain, begun):
 
 
 def test_a_lesioned_striatum_has_no_values_and_chooses_by_chance(brain, begun):
-    brain.load_checkpoint(begun)
+    brain.restore(begun)
     brain.lesion("striatum")
     brain.run(1.0)
     chosen = []
@@ -663,7 +679,7 @@ def learn(brain, trials=3):
 
 
 def test_frozen_weights_keep_their_bits_until_they_may_learn_again(brain, begun):
-    brain.load_checkpoint(begun)
+    brain.restore(begun)
     learn(brain, 1)
     before = {name: brain.weights(name).tobytes() for name in PLASTIC}
     brain.freeze_learning()
@@ -679,8 +695,8 @@ def test_frozen_weights_keep_their_bits_until_they_may_learn_again(brain, begun)
 # --- to look at ---
 
 
-def test_the_state_is_plain_and_tells_where_the_brain_stands(brain, begun):
-    brain.load_checkpoint(begun)
+def test_the_state_is_plain_data_with_the_current_step(brain, begun):
+    brain.restore(begun)
     state = brain.state()
     assert json.loads(json.dumps(state)) == state
     assert (state["name"], state["seed"], state["step"]) == ("small", 1, 500)
@@ -692,8 +708,8 @@ def test_the_state_is_plain_and_tells_where_the_brain_stands(brain, begun):
     assert state["rates_hz"]["cue.cells"] == pytest.approx(brain.spike_totals()["cue.cells"] / 40 / 0.05)
 
 
-def test_diagnostics_tell_rates_weights_and_workers(brain, begun):
-    brain.load_checkpoint(begun)
+def test_diagnostics_report_rates_weights_and_workers(brain, begun):
+    brain.restore(begun)
     brain.forward([1, 1, 1, 1], 1000)
     found = brain.diagnostics()
     assert json.loads(json.dumps(found.as_json())) is not None
@@ -720,7 +736,7 @@ def test_diagnostics_tell_rates_weights_and_workers(brain, begun):
     assert sum(worker.load_by_region.values()) == pytest.approx(1.0)
 
 
-def test_a_region_that_fires_too_much_is_told():
+def test_a_region_with_a_too_high_rate_is_reported():
     loud = BrainBuilder("loud").sensor("eye", 10, rate_hz=2000.0).region("t", "thalamus", relay=10, groups=1)
     with Brain(loud.spec()) as brain:
         brain.forward([1], 500)
@@ -746,14 +762,14 @@ def test_in_one_process_there_is_nothing_to_balance(brain):
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_a_brain_says_what_it_is(brain):
+def test_the_repr_of_a_brain(brain):
     assert (
         repr(brain)
         == f"<Brain 'small': {brain.neuron_count:,} neurons in 3 regions, 1 worker, at {brain.time_ms:g} ms>"
     )
 
 
-def test_the_real_time_factor_counts_what_was_run():
+def test_the_real_time_factor_counts_simulated_time():
     with Brain(small().spec()) as brain:
         assert brain.real_time_factor == 0.0
         brain.run(20.0)
@@ -781,8 +797,8 @@ def test_a_closed_brain_can_be_looked_at_and_nothing_more(tmp_path):
         brain.freeze_learning,
         lambda: brain.lesion("cortex"),
         lambda: brain.level("dopamine"),
-        lambda: brain.save_checkpoint(tmp_path / "state"),
-        lambda: brain.load_checkpoint(tmp_path / "state"),
+        lambda: brain.save(tmp_path / "state"),
+        lambda: brain.restore(tmp_path / "state"),
     ):
         with pytest.raises(SimulationClosed, match="closed"):
             call()

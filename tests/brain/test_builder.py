@@ -99,15 +99,15 @@ def test_every_call_adds_its_part():
     ("call", "error", "text"),
     [
         (lambda b: b.sensor("ear", 10, groups=3), SpecError, "sensors.ear.groups: 10 neurons cannot form 3"),
-        (lambda b: b.sensor("eye", 10), SpecError, "sensors.eye: is described already"),
+        (lambda b: b.sensor("eye", 10), SpecError, "sensors.eye: was added before"),
         (lambda b: b.sensor("relay", 10), SpecError, "sensors.relay: there is a region called 'relay' as well"),
         (lambda b: b.sensor("ear", "ten"), SpecError, "sensors.ear.neurons: Expected int, got str"),
         (lambda b: b.sensor(5, 10), InvalidType, "name=5"),
-        (lambda b: b.region("relay", "relay"), SpecError, "regions.relay: is described already"),
+        (lambda b: b.region("relay", "relay"), SpecError, "regions.relay: was added before"),
         (lambda b: b.region("x", "rely"), SpecError, "did you mean 'relay'?"),
         (lambda b: b.region("x", "sheet", neuron=3), SpecError, "regions.x.config.neuron: there is no such field"),
-        (lambda b: b.region("x", "python"), InvalidArgument, "is added by python_region"),
-        (lambda b: b.region("x.y", "relay"), SpecError, "a name is made of"),
+        (lambda b: b.region("x", "python"), InvalidArgument, "use python_region() to add"),
+        (lambda b: b.region("x.y", "relay"), SpecError, "a name consists of"),
         (lambda b: b.python_region("x", "make"), SpecError, "regions.x.create: 'make' is not of the form"),
         (lambda b: b.python_region("x", lambda config: None), InvalidArgument, "is a lambda"),
         (lambda b: b.pathway("eye", "shet", 1.0), SpecError, "pathways[1].target: there is no region 'shet'"),
@@ -151,7 +151,7 @@ def test_a_description_is_not_changed_by_later_calls():
     assert "late" in made.spec().regions
 
 
-def test_what_was_given_can_be_changed_afterwards():
+def test_arguments_are_copied():
     layers, config = [1, 2], {"a": {"b": [1]}}
     made = builder().region("x", "sheet", layers=layers).python_region("own", make_region, config=config)
     layers.append(3)
@@ -173,14 +173,14 @@ def test_numbers_of_numpy_and_tuples_become_plain():
     assert spec.regions["own"].config == {"weights": [[1.0, 2.0]]}
 
 
-def test_what_another_process_can_find():
+def test_importable_factories_are_accepted():
     assert importable_name(make_region) == f"{__name__}:make_region"
     assert importable_name(shadowed) == f"{__name__}:make_region"
     assert importable_name(Maker) == f"{__name__}:Maker"
     assert importable_name(Maker.make) == f"{__name__}:Maker.make"
 
 
-def test_what_is_defined_in_the_program_itself(monkeypatch):
+def test_factories_of_the_main_module_are_accepted(monkeypatch):
     def make():
         return None
 
@@ -189,7 +189,7 @@ def test_what_is_defined_in_the_program_itself(monkeypatch):
     assert importable_name(make) == "__main__:make"
 
 
-def test_what_another_process_cannot_find():
+def test_factories_that_cannot_be_imported_are_refused():
     def local():
         return None
 
@@ -200,10 +200,10 @@ def test_what_another_process_cannot_find():
     for create, text in (
         (local, "is defined within a function"),
         (lambda: None, "is a lambda"),
-        (renamed, f"is not what '{__name__}:make_region' is"),
-        (Maker().method, f"is not what '{__name__}:Maker.method' is"),
+        (renamed, f"is not the object called '{__name__}:make_region'"),
+        (Maker().method, f"is not the object called '{__name__}:Maker.method'"),
     ):
-        with pytest.raises(InvalidArgument, match="it cannot be found in another process") as caught:
+        with pytest.raises(InvalidArgument, match="another process cannot import it") as caught:
             importable_name(create)
         assert text in str(caught.value)
     for create in (functools.partial(make_region), Maker(), 5):

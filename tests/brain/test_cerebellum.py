@@ -1,4 +1,4 @@
-"""The cerebellum: the error shrinks, in each context and for each output; sparse granule cells; how it is made."""
+"""The cerebellum: the error shrinks in each context and for each output; sparse granule cells; construction."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent, BuiltRegion
 from neuraxis.brain.regions.cerebellum import Cerebellum, CerebellumConfig, create_cerebellum_region
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.simulation import Simulation
 from neuraxis.network import FixedInDegree, Network, OneToOne, PairwiseBernoulli
+from neuraxis.simulation.simulation import Simulation
 
 SEED = 1
 GROUPS, MOSSY, FIBRES = 4, 40, 4  # FIBRES: climbing fibres of a group
@@ -95,7 +95,7 @@ def test_the_error_shrinks_in_each_context(loops: Loops) -> None:
 
 
 def test_each_output_is_learned(loops: Loops) -> None:
-    """What is left is chance: averaged over the last trials, every output is near its target in both contexts."""
+    """The rest is noise: averaged over the last trials, every output is near its target in both contexts."""
     means = loops.taught.errors[-15:].mean(axis=0)
     assert np.abs(means).max() < 18.0
     assert np.abs(means).mean() < 10.0
@@ -108,7 +108,7 @@ def test_without_learning_the_error_stays(loops: Loops) -> None:
     assert np.unique(weights).size == 1
 
 
-def test_granule_cells_are_sparse_and_tell_contexts_apart(loops: Loops) -> None:
+def test_granule_cells_are_sparse_and_separate_contexts(loops: Loops) -> None:
     total = loops.untaught.granule.sum(axis=0).astype(np.float64)
     assert 0.02 < (loops.untaught.granule > 1).mean() < 0.2
     assert total[0] @ total[1] / np.sqrt(total[0] @ total[0] * (total[1] @ total[1])) < 0.2
@@ -129,13 +129,14 @@ def test_parallel_fibres_lose_with_climbing_spikes_and_gain_without() -> None:
             # The first output has the error, the others are at the balance.
             rates = np.array([climbing_hz, *[BALANCE_HZ] * 3])
             simulation.set_state("error", "threshold", thresholds(rates, 0.1))
+            before = [simulation.weights(f"cb.parallel.{group}") for group in (0, 1)]
             simulation.advance(10000)
             active = np.flatnonzero(simulation.spike_counts("cb.granule") >= 15)
             silent = np.flatnonzero(simulation.spike_counts("cb.granule") == 0)
             changes = []
             for group in (0, 1):
                 synapses = simulation.synapses(f"cb.parallel.{group}")
-                change = synapses["weight"].astype(np.float32) - np.float32(0.4)
+                change = synapses["weight"] - before[group]
                 changes.append(float(change[np.isin(synapses["pre"], active)].mean()))
                 assert np.all(change[np.isin(synapses["pre"], silent)] == 0)
         assert sign * changes[0] > 0.1
@@ -164,7 +165,7 @@ def settled(nuclei_to_climbing: float, parallel_mv: float) -> float:
 
 
 def test_weights_come_back_from_their_bounds_when_there_are_no_errors() -> None:
-    """The nuclei tell the olive; without that, chance alone moves weights."""
+    """The nuclei inhibit the olive; without that, the weights follow noise only."""
     from_below, from_above = settled(0.15, 0.02), settled(0.15, 1.5)
     assert 0.1 < from_below < 1.0
     assert 0.1 < from_above < 1.0

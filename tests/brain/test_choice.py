@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraxis.brain.choice import Choice, by_group, choose, uniform
+from neuraxis.brain.session import Choice, by_group, choose, uniform
 
 
 def shares(values, temperature, draws=2_001):
-    """How often each action is chosen when every random number comes up once."""
+    """Return the share of each action over all equally spaced random numbers."""
     values = np.array(values, float)
     chosen = [choose(values, temperature, (i + 0.5) / draws) for i in range(draws)]
     return np.bincount(chosen, minlength=len(values)) / draws

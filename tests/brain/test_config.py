@@ -38,7 +38,7 @@ def test_defaults_run_the_default_brain_here():
 @pytest.mark.parametrize(
     ("kind", "fields", "error", "text"),
     [
-        (GlobalConfig, {"device": "gpu"}, InvalidArgument, "device='gpu': say 'cpu', 'cuda' or 'cuda:0'"),
+        (GlobalConfig, {"device": "gpu"}, InvalidArgument, "device='gpu': 'cpu', 'cuda' or 'cuda:0' is expected"),
         (GlobalConfig, {"device": "cuda:"}, InvalidArgument, "device='cuda:'"),
         (GlobalConfig, {"device": None}, InvalidType, "device=None"),
         (GlobalConfig, {"seed": -1}, InvalidArgument, "seed=-1"),

@@ -1,4 +1,4 @@
-"""The cortex is sparse and never silent, passes its input on from layer to layer, and learns only when told to."""
+"""The cortex is sparse and never silent, relays its input from layer to layer, and learns only on request."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent
 from neuraxis.brain.regions.cortex import Cortex, CortexConfig, create_cortex_region
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution import Simulation
 from neuraxis.network import FixedInDegree, Network, RewardSTDP
+from neuraxis.simulation import Simulation
 
 COLUMNS = 4
 LAYERS = ("L4e", "L23e", "L5e")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuraxis.brain.checks import validate
-from neuraxis.brain.files import read_spec, spec_text, write_spec
+from neuraxis.brain.files import read_spec, spec_text, toml_text, write_spec
 from neuraxis.brain.spec import (
     BrainSpec,
     EffectorSpec,
@@ -22,7 +22,6 @@ from neuraxis.brain.spec import (
     SensorSpec,
     as_spec,
 )
-from neuraxis.brain.toml_text import toml_text
 from neuraxis.errors import InvalidType, SpecError
 from tests.brain.test_spec import KINDS, brain
 
@@ -126,7 +125,7 @@ def brains(draw: st.DrawFn) -> BrainSpec:
 
 @given(spec=brains())
 @settings(max_examples=60)
-def test_what_is_written_is_read_back(spec):
+def test_a_written_file_reads_back_equal(spec):
     text = spec_text(validate(spec, kinds=KINDS))
     again = validate(as_spec(tomllib.loads(text)), kinds=KINDS)
     assert again == spec
@@ -141,7 +140,7 @@ def test_toml_text_gives_back_values_and_their_order(table):
     assert repr(again) == repr(table)
 
 
-def test_toml_text_refuses_what_toml_does_not_have():
+def test_toml_text_refuses_types_that_toml_lacks():
     with pytest.raises(InvalidType, match="TOML cannot hold a NoneType"):
         toml_text({"a": [None]})
 
@@ -214,7 +213,7 @@ def test_the_text_does_not_depend_on_where_a_default_came_from():
         ('name = "b"\nname = "c"', "", 2, "line 2: "),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path, text, field, line, message):
+def test_errors_in_a_file(tmp_path, text, field, line, message):
     path = tmp_path / "brain.toml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:

@@ -1,4 +1,4 @@
-"""Tensors on a GPU cross the borders of processes and arrive on the device that the receiver asked for."""
+"""Tensors on a GPU cross the borders of processes and arrive on the device of the receiver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tensors_arrive_where_the_region_wants_them(workers: int, devices: tuple
         brain.run(10.0)
         times_ms, ids = brain.spikes("summer")
         cells = ids < 64
-        # Given before step 1 and heard after it; the answer comes one step later, is heard 3 ms after that, and
+        # Given before step 1 and received after it; the answer follows one step later, is received 3 ms after that, and
         # the last answer one step later still.
         assert ids[cells].tolist() == [20]
         np.testing.assert_allclose(times_ms[cells], [3.3])

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent, BuiltRegion
 from neuraxis.brain.regions.hippocampus import Hippocampus, HippocampusConfig, create_hippocampus_region
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.simulation import Simulation
 from neuraxis.network import FixedInDegree, Network, OneToOne, PairwiseBernoulli
+from neuraxis.simulation.simulation import Simulation
 
 SEEDS = (1, 2, 3)  # of whole regions: what one draw of connections and patterns gives is noisy
 EC, ACTIVE, RATE_HZ = 100, 20, 40.0
@@ -43,7 +43,7 @@ class Bench:
         self.simulation = Simulation(self.network, progress=False)
 
     def show(self, pattern: Counts, time_ms: float, rate_hz: float = RATE_HZ) -> tuple[float, float]:
-        """Let these cells of EC fire, then half a second of rest; when it was."""
+        """Make these cells of EC fire, then rest for half a second; return the time of the activity."""
         rates = np.zeros(EC)
         rates[pattern] = rate_hz
         begun = self.simulation.time_ms
@@ -87,7 +87,7 @@ def similarity(a: Counts, b: Counts) -> float:
 
 
 def overlap(a: Counts, b: Counts) -> float:
-    """What two sets of cells share, relative to the geometric mean of their sizes."""
+    """Return the size of the intersection of two sets of cells, relative to the geometric mean of their sizes."""
     return len(np.intersect1d(a, b)) / max(1.0, float(np.sqrt(len(a) * len(b))))
 
 
@@ -201,7 +201,7 @@ def test_input_and_recall_come_in_opposite_phases_of_theta(memories: list[Memory
         for cells in memory.stored:
             half = len(cells) // 2
             begun = simulation.time_ms
-            kicks = begun + 5.0 + 20.0 * (np.arange(25)[:, None] + np.arange(half) / half)
+            kicks = np.round(begun + 5.0 + 20.0 * (np.arange(25)[:, None] + np.arange(half) / half), 1)
             simulation.silence("hc.EC", "hc.DG")
             simulation.inject("hc.CA3", kicks.ravel(), np.tile(cells[:half], 25))
             simulation.advance(5000)
@@ -216,7 +216,7 @@ def test_input_and_recall_come_in_opposite_phases_of_theta(memories: list[Memory
     assert tied > 0.5
 
 
-def test_it_stays_as_it_is_when_patterns_come_again_and_again() -> None:
+def test_repeated_patterns_leave_it_stable() -> None:
     network = Network(seed=SEEDS[0])
     built = create_hippocampus_region().build(network, "hc")
     source = network.population("cortex", EC, rate_source)
@@ -241,7 +241,7 @@ def test_it_stays_as_it_is_when_patterns_come_again_and_again() -> None:
             assert simulation.weights(name).mean() < first + 0.15 * largest
 
 
-def test_what_is_known_is_learned_less_and_less() -> None:
+def test_learning_shrinks_for_familiar_patterns() -> None:
     grown = []
     for seed in SEEDS:
         with Bench(seed).simulation as simulation:

@@ -1,4 +1,4 @@
-"""A brain's regions as nodes of the mesh: what each has, that it learns the same there, and that sensors reach it."""
+"""Regions of a brain as nodes of the mesh: their populations, equal learning, and sensors that join during a run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 from neuraxis.brain import Brain, BrainBuilder, default_brain
 from neuraxis.brain.lowering import lower
 from neuraxis.brain.mesh import mesh_executor, region_setups, sensor_thresholds, units_of
-from neuraxis.brain.models.sources import thresholds
+from neuraxis.brain.regions.sources import thresholds
 from neuraxis.brain.spec import BrainSpec
 from neuraxis.brain.tasks import CueActionTask, Timing
 from neuraxis.errors import InvalidArgument, NeuraxisError, SpecError
-from neuraxis.execution.mesh import Units
-from neuraxis.execution.mesh.team import RegionTeam
 from neuraxis.mesh import Node, Topology
+from neuraxis.simulation.mesh import Units
+from neuraxis.simulation.mesh.executor import RegionTeam
 from tests.brain.mesh_regions import Reporter
 from tests.brain.python_regions import Log
 from tests.brain.test_brain import small
-from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, until
-from tests.mesh.conftest import zenoh_is_warm
+from tests.mesh.conftest import initialized_zenoh
+from tests.simulation.mesh.meshes import LIMIT_S, fresh_mesh, until
 
-__all__ = ["zenoh_is_warm"]
+__all__ = ["initialized_zenoh"]
 
 SHORT = Timing(cue_ms=20, decision_ms=15, action_ms=15, outcome_ms=5, rest_ms=10)
 
@@ -34,7 +34,7 @@ def units(spec: BrainSpec) -> Units:
     return units_of(spec, lower(spec, 1, "a test"))
 
 
-# --- who has what ---
+# --- placement ---
 
 
 @pytest.mark.parametrize("spec", [small().spec(), default_brain(1)], ids=["small", "default"])
@@ -79,7 +79,7 @@ def test_topics_roles_and_feeds_are_those_of_the_description() -> None:
 
 
 def test_a_brain_without_regions_has_nothing_to_run() -> None:
-    with pytest.raises(SpecError, match="nothing to run"):
+    with pytest.raises(SpecError, match="regions: is empty; add a region"):
         mesh_executor(BrainBuilder("empty").sensor("cue", 4, groups=2).spec())
 
 
@@ -140,9 +140,9 @@ def test_the_default_brain_learns_the_same_over_the_mesh() -> None:
     with Brain(spec, executor=executor) as brain:
         assert brain.workers == len(spec.regions)
         assert learn(brain, 3) == expected
-        stories = executor.stories()
+        stories = executor.statistics()
         assert list(stories) == list(spec.regions)
-        heard = [one for told in stories.values() for one in told["upstream"].values()]
+        heard = [one for reported in stories.values() for one in reported["upstream"].values()]
         assert heard
         assert not any(one["silences"] or one["lost"] for one in heard)
 
@@ -152,9 +152,9 @@ def test_the_default_brain_learns_the_same_over_the_mesh() -> None:
 
 @contextmanager
 def free(spec: BrainSpec, clock: str) -> Iterator[RegionTeam]:
-    """The regions of a brain, driven by nobody."""
+    """The regions of a brain, without a driver."""
     setups = region_setups(
-        spec, mesh=fresh_mesh(), topology=Topology.local().as_data(), clock=clock, driven=False, start_wait_s=LIMIT_S
+        spec, mesh=fresh_mesh(), topology=Topology.local().as_data(), clock=clock, driven=False, start_timeout=LIMIT_S
     )
     with RegionTeam(setups) as team:
         team.wait(LIMIT_S)
@@ -175,8 +175,8 @@ def watching() -> BrainSpec:
 
 
 @pytest.mark.parametrize("clock", ["lockstep", "realtime"])
-def test_a_sensor_that_comes_in_mid_run_is_heard(clock: str) -> None:
-    """By a region of Python that admits it, and by the neurons of a sensor whose key it has."""
+def test_a_sensor_that_joins_during_a_run_is_received(clock: str) -> None:
+    """Received by a Python region with a pathway for it, and by the neurons of a sensor with its key."""
     spec = watching()
     network = lower(spec, 1, "a test").network
     (cells,) = (one for one in network.populations if one.name.startswith("cue"))
@@ -187,6 +187,12 @@ def test_a_sensor_that_comes_in_mid_run_is_heard(clock: str) -> None:
             return found.reshape(4, -1).sum(axis=1)
 
         heard = watcher.subscribe("reporter/seen")
+        with watcher.subscribe("reporter/health") as health:
+            first = last = health.get(LIMIT_S)
+            while last.step < first.step + 300:
+                last = health.get(LIMIT_S)
+        # A region that was not called yet says how it is no more often than others: five times a second.
+        assert last.sequence - first.sequence < (last.step - first.step) / 4
         until(lambda: team.ask("story")["thalamus"]["step"] > 100, "they run")
         with Node("sensor/thermal", "sensor", team.node.mesh) as sensor:
             assert sensor.wait_for(["thalamus", "reporter"], LIMIT_S) == []
@@ -217,6 +223,6 @@ def test_a_sensor_that_comes_in_mid_run_is_heard(clock: str) -> None:
             until(bright, "the third group of cells follows the light")
             sensor.publish("light", {"no": "stimulus"})
             until(lambda: team.ask("story")["thalamus"]["refused"] > 0, "what is no stimulus is refused")
-        told = team.ask("story")
-        assert told["thalamus"]["upstream"]["reporter"]["state"] == "live"
-        assert not told["thalamus"]["upstream"]["reporter"]["silences"]
+        reported = team.ask("story")
+        assert reported["thalamus"]["upstream"]["reporter"]["state"] == "live"
+        assert not reported["thalamus"]["upstream"]["reporter"]["silences"]

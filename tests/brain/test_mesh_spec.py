@@ -1,4 +1,4 @@
-"""What a brain's description says about the mesh, and data from outside that pathways admit."""
+"""The mesh settings of a brain's description, and external data that pathways accept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from neuraxis.brain import Brain, BrainBuilder, read_spec, write_spec
 from neuraxis.brain.spec import RegionSpec
 from neuraxis.errors import InvalidArgument, SpecError
-from neuraxis.execution.admission import Admission
+from neuraxis.simulation.python_populations import DataSubscription
 from tests.brain.python_regions import Echo, Judge, Log
 from tests.brain.test_brain import small
 
@@ -36,14 +36,14 @@ def described() -> BrainBuilder:
 # --- the description ---
 
 
-def test_what_is_not_said_has_a_default():
+def test_omitted_fields_have_defaults():
     spec = small().python_region("vision", Log, neurons=20).spec()
     assert spec.regions["vision"].topic == "data"
     assert spec.roles_of("vision") == ("vision",)
     assert spec.roles_of("cortex") == ("cortex",)
     assert spec.key_of("cue") == "sensor/cue"
     assert spec.default_node is None
-    assert spec.admissions() == []
+    assert spec.outside_pathways() == []
 
 
 def test_a_file_keeps_all_of_it(tmp_path: Path):
@@ -60,7 +60,7 @@ def test_a_file_keeps_all_of_it(tmp_path: Path):
     assert found.roles_of("other") == ("see",)
     assert (found.key_of("skin"), found.key_of("cue")) == ("sensor/skin/*", "sensor/cue")
     assert found.default_node == "cortex"
-    assert [one.label for one in found.admissions()] == [
+    assert [one.label for one in found.outside_pathways()] == [
         "sensor/*->vision",
         "sensor/thermal->vision",
         "sensor/**->touch",
@@ -108,34 +108,34 @@ delay_ms = 2
 @pytest.mark.parametrize(
     ("given", "field", "reason"),
     [
-        ({"own": 'topic = ""'}, "regions.own.topic", "a topic is made of letters"),
+        ({"own": 'topic = ""'}, "regions.own.topic", "a topic consists of letters"),
         ({"own": 'topic = "spikes"'}, "regions.own.topic", "every region has this topic"),
         ({"own": 'topic = "health"'}, "regions.own.topic", "every region has this topic"),
-        ({"own": 'topic = "@info"'}, "regions.own.topic", "a topic is made of letters"),
-        ({"own": 'topic = "a//b"'}, "regions.own.topic", "a topic is made of letters"),
-        ({"own": 'topic = "a/*"'}, "regions.own.topic", "a topic is made of letters"),
+        ({"own": 'topic = "@info"'}, "regions.own.topic", "a topic consists of letters"),
+        ({"own": 'topic = "a//b"'}, "regions.own.topic", "a topic consists of letters"),
+        ({"own": 'topic = "a/*"'}, "regions.own.topic", "a topic consists of letters"),
         ({"own": "topic = 3"}, "regions.own.topic", "Expected str"),
-        ({"own": 'roles = ["a", "b c"]'}, "regions.own.roles[1]", "'b c': a name is made of"),
-        ({"own": 'roles = ["a", "a"]'}, "regions.own.roles[1]", "'a' is there already"),
+        ({"own": 'roles = ["a", "b c"]'}, "regions.own.roles[1]", "'b c': a name consists of"),
+        ({"own": 'roles = ["a", "a"]'}, "regions.own.roles[1]", "'a' is listed twice"),
         ({"own": 'roles = "see"'}, "regions.own.roles", "Expected array"),
         ({"neurons": 'topic = "objects"'}, "regions.thalamus.topic", "only a region of kind 'python' has it"),
-        ({"neurons": 'roles = [""]'}, "regions.thalamus.roles[0]", "a name is made of"),
-        ({"sensor": 'key = "sensor//x"'}, "sensors.eye.key", "'sensor//x' is no key expression: empty chunks"),
-        ({"sensor": 'key = ""'}, "sensors.eye.key", "is no key expression"),
+        ({"neurons": 'roles = [""]'}, "regions.thalamus.roles[0]", "a name consists of"),
+        ({"sensor": 'key = "sensor//x"'}, "sensors.eye.key", "'sensor//x' is not a key expression: empty chunks"),
+        ({"sensor": 'key = ""'}, "sensors.eye.key", "is not a key expression"),
         ({"sensor": 'key = "a?"'}, "sensors.eye.key", "forbidden characters"),
         ({"top": 'default_node = "eye"'}, "default_node", "there is no region 'eye'"),
-        ({"source": "sensor/"}, "pathways[0].source", "is no key expression: empty chunks are forbidden"),
-        ({"source": "sensor/a*"}, "pathways[0].source", "is no key expression: "),
+        ({"source": "sensor/"}, "pathways[0].source", "is not a key expression: empty chunks are forbidden"),
+        ({"source": "sensor/a*"}, "pathways[0].source", "is not a key expression: "),
         ({"source": "elsewhere/*"}, "pathways[0].source", "there is no region, sensor or effector"),
         ({"source": "sensor/*", "target": "nobody"}, "pathways[0].target", "there is no region 'nobody'"),
         (
             {"source": "sensor/*", "target": "thalamus"},
             "pathways[0].source",
-            "'thalamus' is one of neurons; declare a sensor with key = \"sensor/*\" and a pathway from it",
+            "'thalamus' is made of neurons; declare a sensor with key = \"sensor/*\" and a pathway from it",
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_file_and_field(tmp_path: Path, given: dict[str, str], field: str, reason: str):
+def test_errors_name_file_and_field(tmp_path: Path, given: dict[str, str], field: str, reason: str):
     parts = {"top": "", "neurons": "", "own": "", "sensor": "", "source": "sensor/*", "target": "own", **given}
     path = tmp_path / "brain.toml"
     path.write_text(BRAIN.format(**parts))
@@ -169,7 +169,7 @@ def test_a_region_of_neurons_may_not_have_a_topic():
         Brain(msgspec.structs.replace(spec, regions=regions))
 
 
-# --- who admits what ---
+# --- subscriptions ---
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_a_region_of_neurons_may_not_have_a_topic():
     ],
 )
 def test_expressions_include_names(expression: str, name: str, expected: bool):
-    assert Admission(expression, 1).includes(name) is expected
+    assert DataSubscription(expression, 1).includes(name) is expected
 
 
 def test_admissions_are_with_the_residents_and_not_among_the_pathways():
     with Brain(described().spec()) as brain:
-        vision, touch = brain.lowered.residents
-        assert vision.admits == (Admission("sensor/*", 30), Admission("sensor/thermal", 5))
-        assert touch.admits == (Admission("sensor/**", 12),)
+        vision, touch = brain.lowered.python_populations
+        assert vision.data_subscriptions == (DataSubscription("sensor/*", 30), DataSubscription("sensor/thermal", 5))
+        assert touch.data_subscriptions == (DataSubscription("sensor/**", 12),)
         assert not any("/" in one.source for one in brain.lowered.pathways)
         assert brain.diagnostics().regions["vision"].spikes_in == 0
 
@@ -203,12 +203,12 @@ HEAT = np.array([1.0, 2.0])
 
 
 def tell(brain: Brain, folder: Path | None = None) -> str:
-    """Give data of several names, in several stretches, one of which ends while data are under way."""
+    """Give data of several names in several runs, one of which ends with data in flight."""
     brain.forward({"sensor/thermal": HEAT, "cue": [1, 0, 0, 0]}, 3)
     brain.forward({"sensor/touch/left": np.array([4.0]), "sensor/thermal": {"heat": [5.0, 6.0]}}, 7)
     brain.forward({"vision": np.array([7.0])}, 1)
     if folder is not None:
-        brain.save_checkpoint(folder)
+        brain.save(folder)
     brain.run(5.0)
     return brain.fingerprint()
 
@@ -219,12 +219,12 @@ TOUCH = [[12, 1, 3.0], [15, 2, 4.0], [15, 1, 11.0]]
 
 
 def rows_of(brain: Brain, folder: Path) -> dict[str, list[list[float]]]:
-    from neuraxis.execution.checkpoint import SavedState, read_manifest
+    from neuraxis.simulation.checkpoint import SavedState, find_state
 
-    brain.save_checkpoint(folder)
-    state, files, _ = read_manifest(folder, brain.lowered.network)
-    with SavedState(state, files) as saved:
-        return {key.removesuffix("/rows"): value.tolist() for key, value in saved.residents().items()}
+    brain.save(folder)
+    found = find_state(folder, brain.lowered.network)
+    with SavedState(found.data, list(found.files)) as saved:
+        return {key.removesuffix("/rows"): value.tolist() for key, value in saved.python_populations().items()}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -234,14 +234,14 @@ def test_data_arrive_after_the_delay_of_each_pathway_that_admits_them(workers: i
         assert rows_of(brain, tmp_path) == {"vision": VISION, "touch": TOUCH}
 
 
-def test_data_under_way_are_saved_and_go_on_in_the_other_mode(tmp_path: Path):
+def test_data_in_flight_are_saved_and_restored_in_the_other_mode(tmp_path: Path):
     fingerprints = []
     for workers in (1, 2):
         with Brain(described().spec(), workers=workers) as brain:
             fingerprints.append(tell(brain, tmp_path / str(workers)))
     for workers in (1, 2):
         with Brain(described().spec(), workers=3 - workers) as brain:
-            brain.load_checkpoint(tmp_path / str(workers))
+            brain.restore(tmp_path / str(workers))
             brain.run(5.0)
             fingerprints.append(brain.fingerprint())
             assert rows_of(brain, tmp_path / "rows") == {"vision": VISION, "touch": TOUCH}
@@ -249,22 +249,22 @@ def test_data_under_way_are_saved_and_go_on_in_the_other_mode(tmp_path: Path):
 
 
 @pytest.mark.parametrize("data", [torch.tensor([1.0, 4.0]), torch.ones(3, dtype=torch.bfloat16), [1, 2.5], 3.0])
-def test_data_under_way_are_saved_as_what_they_are(data: object, tmp_path: Path):
+def test_data_in_flight_are_saved_with_their_type(data: object, tmp_path: Path):
     spec = small().python_region("judge", Judge, neurons=20).pathway("sensor/*", "judge", 2.0).spec()
     found = []
     with Brain(spec, record=True) as brain:
         brain.forward({"sensor/any": data}, 5)
-        brain.save_checkpoint(tmp_path)
+        brain.save(tmp_path)
         brain.run(2.0)
         found.append(brain.spikes("judge")[1].tolist())
-        brain.load_checkpoint(tmp_path)
+        brain.restore(tmp_path)
         brain.run(2.0)
         found.append(brain.spikes("judge")[1].tolist())
     assert found[0] == found[1] != []
     assert found[0][0] == (1 if isinstance(data, torch.Tensor) else 2)
 
 
-def test_a_lost_worker_loses_no_data_that_are_under_way():
+def test_a_lost_worker_loses_no_data_in_flight():
     wanted, found = [], []
     for workers, kept, kill in ((1, wanted, False), (2, found, True)):
         with Brain(described().spec(), workers=workers, on_worker_loss="restart" if kill else "raise") as brain:
@@ -284,7 +284,7 @@ def test_batches_do_not_delay_data_from_outside():
         assert np.rint(brain.spikes("touch")[0] / 0.1).tolist() == [13]
 
 
-def test_what_arrives_at_a_lesioned_region_is_lost_and_what_arrives_later_is_not():
+def test_data_for_a_lesioned_region_are_lost_until_it_is_restored():
     with Brain(described().spec(), record=True) as brain:
         brain.forward({"sensor/thermal": HEAT}, 2)
         brain.lesion("vision")
@@ -294,7 +294,7 @@ def test_what_arrives_at_a_lesioned_region_is_lost_and_what_arrives_later_is_not
         assert np.rint(brain.spikes("vision")[0] / 0.1).tolist() == [31]
 
 
-def test_names_that_nobody_admits_are_refused():
+def test_names_without_a_pathway_are_refused():
     with Brain(described().spec()) as brain:
         with pytest.raises(InvalidArgument, match=r"'sensor/\*': a name is expected"):
             brain.forward({"sensor/*": HEAT}, 1)
@@ -302,10 +302,10 @@ def test_names_that_nobody_admits_are_refused():
             brain.forward({"sensor/": HEAT}, 1)
         assert brain.steps == 0
     with Brain(small().python_region("own", Judge).pathway("sensor/thermal", "own", 1.0).spec()) as brain:
-        with pytest.raises(InvalidArgument, match=r"no pathway admits 'sensor/touch'.*begin at: sensor/thermal"):
+        with pytest.raises(InvalidArgument, match=r"no pathway starts at 'sensor/touch'.*start at: sensor/thermal"):
             brain.forward({"sensor/touch": HEAT}, 1)
-        with pytest.raises(InvalidArgument, match="does not admit such data"):
+        with pytest.raises(InvalidArgument, match="does not subscribe to it"):
             brain._simulation.give("own", HEAT, "sensor/touch")
     spec = small().python_region("own", Echo, config={"after_ms": 1.0, "neurons": 1}).spec()
-    with Brain(spec) as brain, pytest.raises(InvalidArgument, match="begin at: none"):
+    with Brain(spec) as brain, pytest.raises(InvalidArgument, match="start at: none"):
         brain.forward({"sensor/touch": HEAT}, 1)

@@ -1,4 +1,4 @@
-"""One process or many, moved, saved, damaged, killed: always the same brain, to the bit.
+"""One process or many, moved, saved, damaged, killed: the brain stays the same, bit for bit.
 
 Worker processes take a second each to start, so each number of workers is started once and goes through everything.
 """
@@ -19,22 +19,23 @@ from neuraxis.brain import Brain, default_brain
 from neuraxis.brain.tasks import CueActionTask, Timing
 from neuraxis.engine.placement import place
 from neuraxis.errors import CheckpointError, ShardFailed, SimulationClosed
-from neuraxis.execution import Simulation
+from neuraxis.simulation import Simulation
+from neuraxis.store.states import json_sum
 from tests.brain.test_brain import small
-from tests.execution.long_run import worker_pids
+from tests.simulation.long_run import worker_pids
 
 SHORT = Timing(cue_ms=30.0, decision_ms=20.0, action_ms=15.0, outcome_ms=5.0, rest_ms=10.0)
 
 
 def all_but_workers(brain):
-    """Everything that a brain tells and that does not depend on who runs it."""
-    told = brain.diagnostics().as_json()
-    assert len(told.pop("workers")) == brain.workers
+    """Return all reports of a brain that do not depend on the number of workers."""
+    reported = brain.diagnostics().as_json()
+    assert len(reported.pop("workers")) == brain.workers
     plastic = [one.name for one in brain.lowered.network.projections if one.has_changing_weights]
     return {
         "fingerprint": brain.fingerprint(),
         "state": brain.state(),
-        "diagnostics": told,
+        "diagnostics": reported,
         "spikes": brain.spike_totals(),
         "weights": {name: brain.weights(name).tobytes() for name in plastic},
     }
@@ -57,7 +58,7 @@ class Course:
         between()
         self.middle()
         between()
-        self.brain.save_checkpoint(self.folder, self.task.state())
+        self.brain.save(self.folder, self.task.save())
         self.last_part()
 
     def first_part(self):
@@ -66,7 +67,7 @@ class Course:
         self.look()
 
     def middle(self):
-        """Ends with a lesion, frozen learning, an action that goes on and releases on their way."""
+        """Ends with a lesion, frozen learning, an action in progress and pending releases."""
         brain = self.brain
         brain.lesion("hippocampus")
         brain.freeze_learning()
@@ -76,7 +77,7 @@ class Course:
         brain.forward({"cue": [0, 0, 1, 0]}, 100)
         brain.deliver_reward(1.0)
         brain.step({"cue": [0, 0, 1, 0]}, 5)
-        assert {what for _, what, _ in brain._session.agenda.as_json()} == {"release", "rest"}
+        assert {what for _, what, _ in brain._session.schedule.as_json()} == {"release", "rest"}
         self.look()
 
     def last_part(self):
@@ -96,7 +97,7 @@ class Course:
 
     def continue_from(self, folder):
         """The last part, from a state that another brain saved; what was seen."""
-        self.task.restore(self.brain.load_checkpoint(folder))
+        self.task.restore(self.brain.restore(folder))
         self.seen = []
         self.last_part()
         return self.seen
@@ -131,7 +132,7 @@ def test_a_session_is_the_same_on_any_number_of_workers(alone, workers, tmp_path
         assert homes[0] != homes[1]
         for mine, theirs in zip(other.seen, expected, strict=True):
             assert mine == theirs
-        # What one process has saved goes on in several, and what these have saved in one.
+        # A state of one process continues in several, and theirs in one.
         assert other.continue_from(course.folder) == expected[2:]
         assert course.continue_from(tmp_path) == expected[2:]
         assert len(brain.load()) == len(brain.status()) == workers
@@ -143,7 +144,7 @@ def test_a_session_is_the_same_on_any_number_of_workers(alone, workers, tmp_path
 
 
 def test_a_session_has_right_and_wrong_in_it(alone):
-    """Else the comparisons above would be of little use."""
+    """Otherwise the comparisons above would show little."""
     _, expected = alone
     trials = expected[-1][1]
     assert len(trials) == 4
@@ -171,11 +172,11 @@ def resting(tmp_path_factory):
     with Brain(small().spec()) as brain:
         brain.forward([1, 0, 0, 0], 500)
         brain.select_action()
-        brain.save_checkpoint(early, {"trials": 3})
+        brain.save(early, {"trials": 3})
         brain.lesion("thalamus")
         brain.deliver_reward(1.0)
         brain.step([0, 1, 0, 0], 7)
-        brain.save_checkpoint(now)
+        brain.save(now)
         yield brain, early, now
 
 
@@ -183,7 +184,7 @@ def resting(tmp_path_factory):
 def standing(resting):
     """The brain in the middle of something, and the folder with its early state."""
     brain, early, now = resting
-    brain.load_checkpoint(now)
+    brain.restore(now)
     return brain, early
 
 
@@ -195,7 +196,8 @@ def change_manifest(folder, change):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    path.write_text(json.dumps(manifest))
+    del manifest["crc32"]
+    path.write_text(json.dumps({**manifest, "crc32": json_sum(manifest)}))
 
 
 def cut(folder):
@@ -227,25 +229,28 @@ def save_another(spec):
         shutil.rmtree(folder)
         with Brain(spec) as brain:
             brain.run(1.0)
-            brain.save_checkpoint(folder)
+            brain.save(folder)
 
     return save
 
 
 DAMAGES = {
-    "nothing there": (shutil.rmtree, "no saved state here"),
-    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "no saved state here"),
+    "nothing there": (shutil.rmtree, "holds no saved state"),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "holds no saved state"),
     "no JSON": (lambda folder: (folder / "manifest.json").write_text("{"), "not a saved state"),
     "no file": (lambda folder: shard_file(folder).unlink(), "cannot be read"),
     "a file cut short": (cut, "shard-0"),
     "a bit flipped": (flip_a_bit_of_a_weight, "damaged"),
-    "another format": (lambda folder: change_manifest(folder, lambda m: m.update(format=1)), "format 1"),
-    "no agenda": (lambda folder: change_manifest(folder, lambda m: m["note"]["brain"].pop("agenda")), "damaged"),
-    "a wrong agenda": (
-        lambda folder: change_manifest(folder, lambda m: m["note"]["brain"].update(agenda=[[1]])),
+    "another format": (lambda folder: change_manifest(folder, lambda m: m.update(content=1)), "version 1"),
+    "no agenda": (
+        lambda folder: change_manifest(folder, lambda m: m["metadata"]["note"]["brain"].pop("agenda")),
         "damaged",
     ),
-    "a network's": (save_network, "is the state of a network, not of a brain"),
+    "a wrong agenda": (
+        lambda folder: change_manifest(folder, lambda m: m["metadata"]["note"]["brain"].update(agenda=[[1]])),
+        "damaged",
+    ),
+    "a network's": (save_network, "is a checkpoint of a network, not of a brain"),
     "another seed": (save_another(small(seed=2).spec()), "another network: seed was 2, here it is 1"),
     "more cells": (save_another(small().sensor("ear", 4).spec()), "another network: populations"),
     "another reward": (save_another(small().reward(dopamine=9.0).spec()), "another"),
@@ -259,23 +264,23 @@ def test_a_state_that_cannot_be_used_is_refused_and_nothing_is_lost(standing, tm
     shutil.copytree(saved, folder)
     spoil, reason = DAMAGES[damage]
     spoil(folder)
-    before, agenda = all_but_workers(brain), brain._session.agenda.as_json()
+    before, schedule = all_but_workers(brain), brain._session.schedule.as_json()
     with pytest.raises(CheckpointError, match=reason) as caught:
-        brain.load_checkpoint(folder)
+        brain.restore(folder)
     assert str(folder) in str(caught.value)
     assert all_but_workers(brain) == before
-    assert brain._session.agenda.as_json() == agenda
+    assert brain._session.schedule.as_json() == schedule
 
 
 def test_a_state_that_can_be_used_brings_back_all(standing, tmp_path):
     brain, saved = standing
     shutil.copytree(saved, tmp_path / "state")
-    brain.save_checkpoint(tmp_path / "now")
+    brain.save(tmp_path / "now")
     now = all_but_workers(brain)
-    assert brain.load_checkpoint(tmp_path / "state") == {"trials": 3}
+    assert brain.restore(tmp_path / "state") == {"trials": 3}
     assert brain.steps == 500
     assert brain.state()["lesions"] == []
-    assert brain.load_checkpoint(tmp_path / "now") == {}
+    assert brain.restore(tmp_path / "now") == {}
     assert all_but_workers(brain) == now
     assert brain.state()["lesions"] == ["thalamus"]
 
@@ -292,10 +297,10 @@ def test_a_save_that_fails_leaves_the_older_state(standing, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(CheckpointError, match="No space left"):
-            brain.save_checkpoint(folder)
+            brain.save(folder)
     assert all_but_workers(brain) == before
     with Brain(small().spec()) as other:
-        assert other.load_checkpoint(folder) == {"trials": 3}
+        assert other.restore(folder) == {"trials": 3}
         assert other.steps == 500
 
 
@@ -310,10 +315,10 @@ def kill_at(brain, worker, step):
     over = threading.Event()
 
     def watch():
-        while executor._outboxes is not None and executor._last_step(worker) < step:
+        while executor._spike_buffers is not None and executor._last_step(worker) < step:
             if over.wait(0.0005):
                 return
-        if executor._outboxes is not None:
+        if executor._spike_buffers is not None:
             os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=watch)
@@ -325,7 +330,7 @@ def kill_at(brain, worker, step):
         thread.join()
 
 
-def test_a_brain_that_loses_workers_in_a_trial_goes_on_as_if_nothing_had_happened():
+def test_losing_workers_in_a_trial_does_not_change_the_result():
     def session(brain, accident=nullcontext):
         task = CueActionTask(brain, timing=SHORT)
         task.run_trial()
@@ -349,7 +354,7 @@ def test_a_brain_that_loses_workers_in_a_trial_goes_on_as_if_nothing_had_happene
     assert all(len(times) > 0 for times, _ in expected[2].values())
 
 
-def test_a_lost_worker_is_told_with_all_that_is_known():
+def test_the_error_of_a_lost_worker_has_all_known_facts():
     with Brain(small().spec(), workers=2) as brain:
         brain.run(10.0)
         held = {part.population for part in brain.placement[1]}
@@ -368,13 +373,23 @@ def test_a_lost_worker_is_told_with_all_that_is_known():
         text = str(error)
         for part in (*regions, "SIGKILL", f"step {error.step}", "MiB", "next: "):
             assert part in text
-        assert "restore" in text or "load_checkpoint" in text
+        assert "restore" in text
         with pytest.raises(SimulationClosed):
             brain.run(1.0)
 
 
 def test_the_folder_of_a_state_can_be_a_text_or_a_path(standing, tmp_path):
     brain, _ = standing
-    brain.save_checkpoint(str(tmp_path / "text"))
-    brain.load_checkpoint(str(tmp_path / "text"))
+    brain.save(str(tmp_path / "text"))
+    brain.restore(str(tmp_path / "text"))
     assert Path(tmp_path / "text" / "manifest.json").exists()
+
+
+def test_the_names_of_release_0_1_still_work(standing, tmp_path):
+    brain, _ = standing
+    with pytest.warns(DeprecationWarning, match=r"Use Brain\.save\.$"):
+        brain.save_checkpoint(tmp_path, CueActionTask(brain).save())
+    with pytest.warns(DeprecationWarning, match=r"Use Brain\.restore\.$"):
+        kept = brain.load_checkpoint(tmp_path)
+    with pytest.warns(DeprecationWarning, match=r"Use CueActionTask\.save\.$"):
+        assert kept == CueActionTask(brain).state()

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent
 from neuraxis.brain.regions.prefrontal import Prefrontal, PrefrontalConfig, create_pfc_region
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.simulation import Simulation
 from neuraxis.network import Network
+from neuraxis.simulation.simulation import Simulation
 
 GROUPS = 4
 

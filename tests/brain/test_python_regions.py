@@ -1,4 +1,4 @@
-"""A user's own regions in a brain: they tick, hear, answer and pass data on, in one process as in two."""
+"""User-defined regions in a brain: ticks, events, answers and data, in one process and in two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from neuraxis.brain import Brain, BrainBuilder
 from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed, SimulationClosed, SpecError
-from neuraxis.execution import read_spikes
+from neuraxis.simulation import read_spikes
 from tests.brain import python_regions
 from tests.brain.python_regions import Batches, Camera, Echo, Failing, Filter, Forgetful, Judge, NotARegion, Unmakable
 from tests.brain.test_brain import small
@@ -45,7 +45,7 @@ def pictures():
 
 
 class Seen:
-    """What became of a run: spikes by region, in steps, and a fingerprint."""
+    """The outcome of a run: spikes by region, in steps, and a fingerprint."""
 
     def __init__(self, brain):
         self.spikes = {}
@@ -68,22 +68,22 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The same run in one process and in two, with a saved state half way that goes on in the other one."""
+    """The same run in one process and in two, with a state saved half way that continues in the other one."""
     found = {}
     folder = tmp_path_factory.mktemp("states")
     for workers in (1, 2):
         with Brain(watching().spec(), workers=workers, record=True) as brain:
             brain.run(RUN_MS / 2)
-            brain.run(2.5)  # a picture is on its way to the filter
-            brain.save_checkpoint(folder / str(workers))
+            brain.run(2.5)  # a picture is in flight to the filter
+            brain.save(folder / str(workers))
             brain.run(RUN_MS / 2 - 2.5)
             found[workers] = Seen(brain)
             if workers == 2:
-                brain.load_checkpoint(folder / "1")
+                brain.restore(folder / "1")
                 brain.run(RUN_MS / 2 - 2.5)
                 found["1 to 2"] = Seen(brain)
     with Brain(watching().spec(), record=True) as brain:
-        brain.load_checkpoint(folder / "2")
+        brain.restore(folder / "2")
         brain.run(RUN_MS / 2 - 2.5)
         found["2 to 1"] = Seen(brain)
     return found
@@ -106,7 +106,7 @@ def test_a_camera_spikes_in_the_step_after_each_tick(seen):
 
 
 def test_spikes_are_answered_in_their_time(seen):
-    # Emitted in a step, heard 25 steps later, answered 15 steps after that.
+    # Emitted in a step, received 25 steps later, answered 15 steps after that.
     expected = {step + 40: ids for step, ids in seen[1].of("camera", PIXELS - 1).items() if step + 40 <= 600}
     assert seen[1].of("echo", PIXELS - 1) == expected
 
@@ -120,7 +120,7 @@ def test_data_are_passed_on_from_region_to_region(seen):
     assert seen[1].of("judge", 2 + PIXELS) == {step: ids for step, ids in expected.items() if step <= 600}
 
 
-def test_tensors_stay_tensors_on_their_way(seen):
+def test_tensors_arrive_as_tensors(seen):
     with Brain(watching(as_tensor=True).spec(), record=True) as brain:
         brain.run(RUN_MS)
         found = Seen(brain).of("judge", 2 + PIXELS)
@@ -137,8 +137,8 @@ def test_events_within_the_tolerance_come_in_one_call(seen):
     calls = together.of("batches", 39)
     assert max(ids[0] for ids in calls.values()) > 1
     assert len(calls) < len(each)
-    assert all(step % 10 == 1 for step in calls)  # asked at the end of each ms, answered in the next step
-    # The neurons themselves are not asked in batches.
+    assert all(step % 10 == 1 for step in calls)  # called at the end of each ms, answered in the next step
+    # Neurons are not batched.
     assert together.of("camera", PIXELS - 1) == seen[1].of("camera", PIXELS - 1)
 
 
@@ -171,17 +171,17 @@ def judged(request):
     ],
     ids=["array", "tensor", "bfloat16", "view", "matrix", "dict", "text", "number"],
 )
-def test_what_is_given_to_a_region_reaches_it_in_the_next_step(judged, data, ids):
+def test_input_to_a_region_arrives_in_the_next_step(judged, data, ids):
     first = judged.steps
     done = judged.forward({"judge": data, "cue": [1, 0, 0, 0]}, 5)
     times, found = judged.spikes("judge")
     steps = np.rint(times / 0.1).astype(int)
     assert found[steps > first].tolist() == ids
-    assert set(steps[steps > first] - first) == {2}  # it is asked at the end of the first step
+    assert set(steps[steps > first] - first) == {2}  # it is called at the end of the first step
     assert done.spikes["judge.cells"] == len(ids)
 
 
-def test_nothing_is_kept_for_later(judged):
+def test_input_is_not_repeated_in_later_runs(judged):
     judged.forward({"judge": np.ones(2)}, 3)
     assert judged.run(5.0).spikes["judge.cells"] == 0
 
@@ -200,8 +200,8 @@ def test_a_lesioned_region_is_not_called(judged):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_region_that_raises_ends_the_run_and_one_that_cannot_be_moved_does_not(workers, monkeypatch):
     """The load is looked at after each of the first runs, and would be balanced."""
-    monkeypatch.setattr("neuraxis.brain.brain._FIRST_LOOK_MS", 5.0)
-    monkeypatch.setattr("neuraxis.brain.brain._WORTH_MOVING", 0.0)
+    monkeypatch.setattr("neuraxis.brain.brain._FIRST_BALANCE_CHECK_MS", 5.0)
+    monkeypatch.setattr("neuraxis.brain.brain._IMBALANCE", 0.0)
     spec = (
         small()
         .python_region("lab", Failing, tick_ms=1.0, config={"at_ms": 53.0})
@@ -224,7 +224,7 @@ def test_a_region_that_raises_ends_the_run_and_one_that_cannot_be_moved_does_not
         ("nowhere.at_all:Thing", "region 'own': create='nowhere.at_all:Thing' cannot be imported: No module"),
         ("tests.brain.python_regions:Thing", "cannot be imported: .*has no attribute 'Thing'"),
         ("tests.brain.python_regions:np", "is a module and cannot be called"),
-        (NotARegion, r"made a NotARegion without process_events\(now, events\)"),
+        (NotARegion, r"returned a NotARegion without process_events\(now, events\)"),
         (Unmakable, "region 'own'.*RuntimeError.*no lens"),
     ],
     ids=["no module", "no name", "not callable", "no region", "raises"],
@@ -247,13 +247,13 @@ def test_creators_that_no_other_process_finds_are_refused_at_once():
         small().python_region("own", "nowhere")
 
 
-def test_a_region_that_cannot_be_saved_says_what_it_lacks(tmp_path):
+def test_a_region_that_cannot_be_saved_names_the_missing_methods(tmp_path):
     spec = small().python_region("own", Forgetful, neurons=4, tick_ms=1.0).spec()
     with Brain(spec) as brain:
         brain.run(5.0)
         fingerprint = brain.fingerprint()
-        with pytest.raises(CheckpointError, match="region 'own' cannot be saved: give Forgetful the methods get_state"):
-            brain.save_checkpoint(tmp_path / "state")
+        with pytest.raises(CheckpointError, match=r"region 'own' cannot be saved\. Give Forgetful the methods"):
+            brain.save(tmp_path / "state")
         assert brain.fingerprint() == fingerprint
         assert not list((tmp_path / "state").glob("*"))
         assert brain.run(5.0).of("own") == 5
@@ -264,7 +264,9 @@ def test_spikes_of_python_regions_are_recorded_in_files(tmp_path):
         brain.run(12.0)
     found = read_spikes(tmp_path / "spikes.h5")
     assert len(found["camera.cells"][0]) > 0
-    assert found["filter.data"][0] == pytest.approx([8.2])  # sent at 5.1 ms, heard 3 ms later, passed on a step later
+    assert found["filter.data"][0] == pytest.approx(
+        [8.2]
+    )  # sent at 5.1 ms, received 3 ms later, forwarded a step later
 
 
 # --- programs with regions of their own ---

@@ -1,4 +1,4 @@
-"""The kinds of regions: every one can be named in a description, made, sent to another process, and built."""
+"""The kinds of regions: each can be named in a description, created, sent to another process, and built."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestEveryKind:
         create, settings = REGION_CREATORS[kind], REGION_KINDS[kind]
         assert create().config == create({}).config == create(None).config == create(settings()).config == settings()
 
-    def test_what_a_file_gives_is_taken(self, kind):
+    def test_settings_from_a_file_are_used(self, kind):
         settings = REGION_KINDS[kind]
         # Each number that is a setting, one at a time, a little different.
         for field in msgspec.structs.fields(settings):

@@ -1,4 +1,4 @@
-"""Routing by entropy, against numbers worked out by hand, and what must hold for all scores."""
+"""Routing by entropy: hand-computed examples, and properties for any scores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from routing import EPSILON, Route, route, softmax
 
-from neuraxis.brain.choice import uniform
-from neuraxis.brain.routing import EPSILON, Route, route, softmax
+from neuraxis.brain.session import uniform
 from neuraxis.errors import InvalidArgument
 
 NAMES = st.sampled_from(["lang", "vision", "motor", "audio", "memory"])
@@ -19,7 +19,7 @@ RANDOM = st.floats(0, 1, exclude_max=True)
 
 
 def shares(scores: dict[str, float], live: list[str], draws: int = 2_001) -> dict[str, float]:
-    """How often each target is drawn when every random number comes up once."""
+    """Return the share of each target over all equally spaced random numbers."""
     drawn = [route(scores, live, (i + 0.5) / draws).target for i in range(draws)]
     return {name: drawn.count(name) / draws for name in live}
 
@@ -46,7 +46,7 @@ def test_three_targets_by_hand():
     assert (found.target, found.is_fallback) == ("b", False)
 
 
-def test_one_that_stands_out_is_drawn_as_its_score_says():
+def test_a_dominant_score_is_drawn_with_its_probability():
     found = route({"lang": 0.0, "motor": 10.0}, ["lang", "motor"], 0.3)
     behind = math.exp(-10) / (1 + math.exp(-10))
     entropy = -behind * math.log(behind) - (1 - behind) * math.log(1 - behind)
@@ -77,7 +77,7 @@ def test_only_those_that_are_there_are_drawn_and_the_entropy_is_of_all():
     assert shares(scores, ["lang", "vision"]) == pytest.approx({"lang": 0.5, "vision": 0.5}, abs=1e-3)
 
 
-def test_where_none_is_there_the_fallback_gets_it():
+def test_without_targets_the_fallback_is_chosen():
     found = route({"motor": 1.0, "vision": 2.0}, [], 0.1, fallback="lang")
     assert (found.target, found.is_fallback, found.probabilities) == ("lang", True, {})
     assert route({"motor": 1.0}, ["vision"], 0.1, fallback="lang").target == "lang"
@@ -123,7 +123,7 @@ def reference(scores: dict[str, float], epsilon: float) -> tuple[float, float, f
 
 
 @given(scores=SCORES, live=st.sets(NAMES), random=RANDOM, epsilon=st.floats(1e-6, 1.0))
-def test_what_holds_for_all_scores(scores: dict[str, float], live: set[str], random: float, epsilon: float):
+def test_properties_of_routing_for_any_scores(scores: dict[str, float], live: set[str], random: float, epsilon: float):
     found = route(scores, live, random, "lang", epsilon)
     entropy, alpha, temperature = reference(scores, epsilon)
     assert found.entropy == pytest.approx(entropy, abs=1e-12)

@@ -102,8 +102,8 @@ def test_whole_numbers_of_ms_become_floats():
     ("spec", "field", "reason"),
     [
         # the brain
-        (brain(name="a.b"), "name", "'a.b': a name is made of"),
-        (brain(name=""), "name", "a name is made of"),
+        (brain(name="a.b"), "name", "'a.b': a name consists of"),
+        (brain(name=""), "name", "a name consists of"),
         (brain(name=5), "name", "Expected str, got int"),
         (brain(seed=-1), "seed", "-1: must be from 0"),
         (brain(seed=2**64), "seed", "must be from 0"),
@@ -115,8 +115,8 @@ def test_whole_numbers_of_ms_become_floats():
         (brain(regions={"x": 5}), "regions.x", "Expected object, got int"),
         (brain(regions={5: RegionSpec(kind="relay")}), "", "Expected str"),
         # regions
-        (brain(regions={"a.b": RegionSpec(kind="relay")}), "regions.a.b", "'a.b': a name is made of"),
-        (brain(regions={"été": RegionSpec(kind="relay")}), "regions.été", "a name is made of"),
+        (brain(regions={"a.b": RegionSpec(kind="relay")}), "regions.a.b", "'a.b': a name consists of"),
+        (brain(regions={"été": RegionSpec(kind="relay")}), "regions.été", "a name consists of"),
         (region(kind="shet"), "regions.x.kind", "there is no kind of region 'shet'; did you mean 'sheet'?"),
         (region(kind=5), "regions.x.kind", "Expected str, got int"),
         (region(kind="sheet", config={"neurons": "many"}), "regions.x.config.neurons", "Expected int, got str"),
@@ -124,7 +124,7 @@ def test_whole_numbers_of_ms_become_floats():
         (region(kind="sheet", config={"layers": [1, "b"]}), "regions.x.config.layers[1]", "Expected int, got str"),
         (region(kind="sheet", config={"neuron": 5}), "regions.x.config.neuron", "did you mean 'neurons'?"),
         (region(kind="sheet", config={"layers": (1, 2)}), "regions.x.config.layers", "tuple: a file can hold"),
-        (region(kind="sheet", device="gpu"), "regions.x.device", "'gpu' is no device"),
+        (region(kind="sheet", device="gpu"), "regions.x.device", "'gpu' is not a device"),
         (region(kind="sheet", create="a:b"), "regions.x.create", "only a region of kind 'python' has it, not 'sheet'"),
         (region(kind="sheet", neurons=5), "regions.x.neurons", "only a region of kind 'python'"),
         (region(kind="sheet", tick_ms=5.0), "regions.x.tick_ms", "only a region of kind 'python'"),
@@ -137,15 +137,15 @@ def test_whole_numbers_of_ms_become_floats():
         (region(kind="python", create="a:b", config={"f": None}), "regions.x.config.f", "NoneType: a file can hold"),
         (region(kind="python", create="a:b", config={"f": [float("nan")]}), "regions.x.config.f[0]", "nan"),
         (region(kind="python", create="a:b", config={"f": {"g": 2**65}}), "regions.x.config.f.g", "must be from"),
-        (region(kind="python", create="a:b", config={"f": "\ud800"}), "regions.x.config.f", "is no Unicode text"),
+        (region(kind="python", create="a:b", config={"f": "\ud800"}), "regions.x.config.f", "is not valid Unicode"),
         (region(kind="python", create="a:b", config={"f": {5: 1}}), "regions.x.config.f", "5: a key must be text"),
         # pathways
         (pathway(source="relya"), "pathways[0].source", "no region, sensor or effector 'relya'; did you mean 'relay'?"),
-        (pathway(source="eye.left"), "pathways[0].source", "a sensor has no ports; say 'eye'"),
+        (pathway(source="eye.left"), "pathways[0].source", "a sensor has no ports; use 'eye'"),
         (pathway(source="sheet."), "pathways[0].source", "is not of the form"),
         (pathway(source="sheet.a.b"), "pathways[0].source", "is not of the form"),
         (pathway(target="sheat"), "pathways[0].target", "there is no region 'sheat'; did you mean 'sheet'?"),
-        (pathway(target="eye"), "pathways[0].target", "no pathway leads to a sensor"),
+        (pathway(target="eye"), "pathways[0].target", "cannot be the target of a pathway"),
         (pathway(target=".L4e"), "pathways[0].target", "there is no region ''"),
         (pathway(delay_ms=0.05), "pathways[0].delay_ms", "0.05 (eye->sheet): must be one step (dt_ms=0.1) or more"),
         (pathway(delay_ms=-1.0), "pathways[0].delay_ms", "must be one step"),
@@ -158,10 +158,10 @@ def test_whole_numbers_of_ms_become_floats():
         (pathway(probability=0.0), "pathways[0].probability", "0: must be above 0 and 1 at most"),
         (pathway(probability=1.5), "pathways[0].probability", "1.5: must be above 0 and 1 at most"),
         (pathway(plasticity=" "), "pathways[0].plasticity", "must not be empty"),
-        (pathway(plasticity="\udfff"), "pathways[0].plasticity", "is no Unicode text"),
-        (pathway(target="sheet.\udfff"), "pathways[0].target", "is no Unicode text"),
-        (pathway(options={"a": {"\udfff": 1}}), "pathways[0].options.a", "is no Unicode text"),
-        (pathway(name="a->b"), "pathways[0].name", "a name is made of"),
+        (pathway(plasticity="\udfff"), "pathways[0].plasticity", "is not valid Unicode"),
+        (pathway(target="sheet.\udfff"), "pathways[0].target", "is not valid Unicode"),
+        (pathway(options={"a": {"\udfff": 1}}), "pathways[0].options.a", "is not valid Unicode"),
+        (pathway(name="a->b"), "pathways[0].name", "a name consists of"),
         (pathway(options={"a": {1}}), "pathways[0].options.a", "set: a file can hold"),
         (brain(pathways=brain().pathways[:1] * 2), "pathways[1].name", "there is a pathway 'eye->relay' already"),
         (brain(pathways=({"source": "eye"},)), "pathways[0].target", "is missing"),
@@ -172,11 +172,11 @@ def test_whole_numbers_of_ms_become_floats():
         (sensor(neurons=4, rate_hz=0.0), "sensors.ear.rate_hz", "0: must be above 0"),
         (sensor(neurons=4, background_hz=-1.0), "sensors.ear.background_hz", "-1: must be 0 or more"),
         (sensor(neurons=True), "sensors.ear.neurons", "Expected int, got bool"),
-        (brain(sensors={"left eye": SensorSpec(neurons=1)}), "sensors.left eye", "a name is made of"),
+        (brain(sensors={"left eye": SensorSpec(neurons=1)}), "sensors.left eye", "a name consists of"),
         (brain(sensors={"sheet": SensorSpec(neurons=1)}), "regions.sheet", "there is a sensor called 'sheet' as well"),
         # rhythms
         (rhythm(frequency_hz=0.0), "rhythms.theta.frequency_hz", "0: must be above 0"),
-        (brain(rhythms={"": RhythmSpec(frequency_hz=1.0)}), "rhythms.", "'': a name is made of"),
+        (brain(rhythms={"": RhythmSpec(frequency_hz=1.0)}), "rhythms.", "'': a name consists of"),
         (rhythm(frequency_hz=5001.0), "rhythms.theta.frequency_hz", "a cycle must take two steps"),
         (rhythm(frequency_hz=8.0, phase=float("nan")), "rhythms.theta.phase", "nan: a finite number"),
         (rhythm(frequency_hz=8.0, floor=1.0), "rhythms.theta.floor", "1: must be from -1 to below 1"),
@@ -188,8 +188,8 @@ def test_whole_numbers_of_ms_become_floats():
         ),
         # neuromodulators
         (modulator(tau_ms=0.0), "neuromodulators.dopamine.tau_ms", "0: must be above 0"),
-        (brain(neuromodulators={"a/b": ModulatorSpec()}), "neuromodulators.a/b", "'a/b': a name is made of"),
-        (modulator(("own.\ud800", 1.0, 1.0)), "neuromodulators.dopamine.sources[0].population", "is no Unicode text"),
+        (brain(neuromodulators={"a/b": ModulatorSpec()}), "neuromodulators.a/b", "'a/b': a name consists of"),
+        (modulator(("own.\ud800", 1.0, 1.0)), "neuromodulators.dopamine.sources[0].population", "is not valid Unicode"),
         (modulator(baseline=float("inf")), "neuromodulators.dopamine.baseline", "inf: a finite number"),
         (modulator(delay_ms=0.0), "neuromodulators.dopamine.delay_ms", "0: must be one step"),
         (
@@ -211,7 +211,7 @@ def test_whole_numbers_of_ms_become_floats():
         ),
         (modulator(("own.out", float("inf"), 1.0)), "neuromodulators.dopamine.sources[0].amount", "inf: a finite"),
         # effectors
-        (brain(effectors={"a.b": EffectorSpec(region="sheet", actions=2)}), "effectors.a.b", "a name is made of"),
+        (brain(effectors={"a.b": EffectorSpec(region="sheet", actions=2)}), "effectors.a.b", "a name consists of"),
         (
             brain(effectors={"hand": EffectorSpec(region="shet", actions=2)}),
             "effectors.hand.region",
@@ -224,7 +224,7 @@ def test_whole_numbers_of_ms_become_floats():
         ),
     ],
 )
-def test_what_makes_no_sense_is_named(spec, field, reason):
+def test_invalid_fields_are_named(spec, field, reason):
     with pytest.raises(SpecError) as caught:
         validate(spec, "here", KINDS)
     error = caught.value

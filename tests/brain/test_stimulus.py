@@ -1,4 +1,4 @@
-"""What is shown to a brain: by arrays, by a table in a file, by spikes in a file."""
+"""Stimuli for a brain: from arrays, from a table in a file, from spikes in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuraxis.brain import Brain
 from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
 from neuraxis.errors import InvalidArgument, SpecError
-from neuraxis.execution import SpikeFile
+from neuraxis.simulation import SpikeFile
 from tests.brain.test_brain import small
 
 SPEC = small().sensor("ear", 6, groups=2, rate_hz=200.0, background_hz=20.0).pathway("ear", "thalamus", 2.0).spec()
@@ -63,7 +63,7 @@ def table(tmp_path, rows, header=HEADER):
 
 
 class Watched:
-    """Stands for a brain: keeps what it is shown, for how long, and the rewards."""
+    """A fake brain that records inputs, their durations, and rewards."""
 
     spec = SPEC
 
@@ -124,7 +124,7 @@ def test_after_its_end_a_stimulus_shows_nothing(tmp_path):
 
 
 def test_a_reward_at_the_end_is_delivered(tmp_path):
-    """As in the example of the module: a cue, and a reward when it has gone."""
+    """As in the example of the module: a cue, and a reward at its end."""
     stimulus = read_stimulus(table(tmp_path, "0,2,cue,2,1.0\n3,,reward,,1\n"), SPEC)
     for stops in ((0, stimulus.steps), (0, 10, 20, stimulus.steps), (0, 30, 60), (0, stimulus.steps, 60)):
         assert [entry for entry in played(stimulus, *stops) if entry[0] == "reward"] == [("reward", 1.0)]
@@ -161,7 +161,7 @@ def test_a_sensor_may_be_called_reward(tmp_path):
         ("-5,,reward,,1\n", 2, ""),
     ],
 )
-def test_what_is_wrong_with_a_table_is_told_with_file_and_line(tmp_path, rows, line, reason):
+def test_errors_in_a_table_name_file_and_line(tmp_path, rows, line, reason):
     path = table(tmp_path, rows)
     with pytest.raises(SpecError) as caught:
         read_stimulus(path, SPEC)
@@ -207,7 +207,7 @@ def test_spikes_of_a_file_come_in_their_steps(tmp_path, name):
     assert found == [(1, 0), (1, 5), (7, 2), (30, 3)]
 
 
-def test_what_was_recorded_can_be_played_again(tmp_path):
+def test_a_recording_can_be_replayed(tmp_path):
     """With the sensor's spikes of a recording the rest of the brain does what it did."""
     with Brain(small().spec(), record_to=tmp_path / "first.h5") as brain:
         brain.forward([0, 1, 0, 0], 400)
@@ -225,7 +225,7 @@ def test_what_was_recorded_can_be_played_again(tmp_path):
 def test_spike_files_that_do_not_fit(tmp_path):
     with pytest.raises(SpecError, match="neuron 6: sensor 'ear' has 6"):
         read_stimulus(spike_file(tmp_path / "more.h5", "ear", [3], [6], 9), SPEC)
-    with pytest.raises(InvalidArgument, match="has spikes of nose, and of no sensor"):
+    with pytest.raises(InvalidArgument, match="has no spikes of a sensor of the brain; its populations are: nose"):
         read_stimulus(spike_file(tmp_path / "other.h5", "nose", [3], [6], 9), SPEC)
     (tmp_path / "no.h5").write_text("no")
     with pytest.raises(SpecError, match=r"no\.h5: cannot be read"):

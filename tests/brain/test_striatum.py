@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.brain.regions.striatum import Striatum, StriatumConfig, create_striatum_region
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.simulation import Simulation
 from neuraxis.network import Network
+from neuraxis.simulation.simulation import Simulation
 
 CUES = 4
 CORTEX = 40  # cells for each cue
@@ -18,7 +18,7 @@ REWARD_HZ = 30.0  # the critic's rate that means a reward of 1
 
 
 class Loop:
-    """A striatum between cells that give cues and cells that give motor commands; both fire as they are told."""
+    """A striatum between cells that give cues and cells that give motor commands; the test sets the rates of both."""
 
     def __init__(self, seed=1, actions=4, dopamine=True):
         network = Network(dt_ms=0.1, seed=seed)
@@ -49,7 +49,7 @@ class Loop:
         self.simulation.set_state("motor", "threshold", thresholds(rates.ravel(), 0.1))
 
     def rates_hz(self, time_ms, *populations):
-        """Of D1 and D2 by action, of others over all cells."""
+        """Return the rates of D1 and D2 by action, and of the others over all cells."""
         names = [f"striatum.{name}" for name in populations]
         before = [self.simulation.spike_counts(name) for name in names]
         self.simulation.advance(time_ms * 10)
@@ -163,7 +163,7 @@ def test_the_efference_copy_makes_the_chosen_action_fire_alone():
     assert 15 < relay[0] < 35  # a quarter of the cells at 60 to 140 Hz
 
 
-def test_fast_cells_divide_what_a_stronger_cue_brings():
+def test_fast_spiking_cells_normalize_a_stronger_cue():
     loop = Loop()
     loop.decide(0)
     (weak,) = loop.rates_hz(300, "critic")

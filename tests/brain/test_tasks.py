@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from neuraxis.brain import Brain, BrainBuilder
+from neuraxis.brain.runs import run_task
 from neuraxis.brain.tasks import CueActionTask, Timing, Trial
 from neuraxis.errors import InvalidArgument, InvalidType, NeuraxisError
-from neuraxis.execution import simulation
-from neuraxis.observe.brain_session import run_task
+from neuraxis.simulation import simulation
 from tests.brain.test_brain import small
 
 QUICK = Timing(cue_ms=20.0, decision_ms=10.0, action_ms=5.0, outcome_ms=2.0, rest_ms=3.0)
@@ -40,7 +40,7 @@ def test_a_time_is_a_number_and_not_negative(name):
         Timing(**{name: "long"})
 
 
-def test_a_decision_is_not_longer_than_what_comes_before_the_choice():
+def test_a_decision_fits_into_the_time_before_the_choice():
     with pytest.raises(InvalidArgument, match=r"Timing\.decision_ms=150"):
         Timing(cue_ms=100.0)
     with pytest.raises(InvalidArgument, match=r"Timing\.decision_ms=150"):
@@ -168,9 +168,9 @@ def test_a_sensor_for_errors_sees_which_action_was_wrong():
             watched.calls.clear()
             trial = task.run_trial()
             seen.add(trial.correct)
-            told = [call[1].get("error") for call in watched.calls if call[0] == "step"]
+            reported = [call[1].get("error") for call in watched.calls if call[0] == "step"]
             wrong = [float(action == trial.action) for action in range(4)]
-            assert told == [None, None, None, None if trial.correct else wrong, None]
+            assert reported == [None, None, None, None if trial.correct else wrong, None]
         assert seen == {True, False}
 
 
@@ -196,7 +196,7 @@ def test_accuracy_is_over_the_last_trials(brain):
 def test_the_state_of_a_task_can_be_kept(brain):
     task = CueActionTask(brain, reverse_at=3, timing=QUICK)
     task.trials = trials(True, False)
-    kept = json.loads(json.dumps(task.state()))
+    kept = json.loads(json.dumps(task.save()))
     again = CueActionTask(brain, reverse_at=3, timing=QUICK)
     again.restore(kept)
     assert again.trials == task.trials
@@ -227,7 +227,7 @@ def test_a_session_runs_until_there_are_so_many_trials(brain, tmp_path, capsys):
     run_task(task, 5, progress=False)
     expected = brain.fingerprint()
     again = CueActionTask(brain, timing=QUICK)
-    again.restore(brain.load_checkpoint(tmp_path / "state"))
+    again.restore(brain.restore(tmp_path / "state"))
     assert brain.fingerprint() == fingerprint
     run_task(again, 5, progress=False)
     assert (brain.fingerprint(), again.trials) == (expected, task.trials)

@@ -1,4 +1,4 @@
-"""The thalamus passes on what it gets, group by group, unless its gate is closed."""
+"""The thalamus relays its input, group by group, unless its gate is closed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
-from neuraxis.brain.models.sources import rate_source, thresholds
 from neuraxis.brain.region import Afferent
+from neuraxis.brain.regions.sources import rate_source, thresholds
 from neuraxis.brain.regions.thalamus import Thalamus, ThalamusConfig, create_thalamus_region
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution import Simulation
 from neuraxis.network import FixedInDegree, Network, PairwiseBernoulli
+from neuraxis.simulation import Simulation
 
 GROUPS = 4
 

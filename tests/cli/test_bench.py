@@ -10,18 +10,20 @@ import signal
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from neuraxis.observe.bench_collectives import Measurement, Plan, Results
-from neuraxis.observe.bench_contenders import LeftOut
-from neuraxis.observe.bench_patterns import PATTERNS, SIZES, Buffers, WrongResult, parse_patterns, parse_sizes
-from neuraxis.observe.bench_tables import as_data, as_markdown, as_text
-from neuraxis.observe.bench_targets import verdicts
-from tests.crew.marked import MARK, marked, run_marked
+from neuraxis.bench.collectives.measure import Measurement, Plan, Results
+from neuraxis.bench.collectives.patterns import PATTERNS, SIZES, Buffers, WrongResult, parse_patterns, parse_sizes
+from neuraxis.bench.collectives.report import report, targets
+from neuraxis.bench.harness import LeftOut, Table
+from neuraxis.bench.machine import busy_line, machine_load
+from neuraxis.imports import install_command
+from tests.ranks.marked_processes import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "collectives"]
 LIMIT_S = 100
@@ -34,16 +36,16 @@ def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def site(folder: Path, text: str) -> dict[str, str]:
     """Variables with which each Python process runs `text` at its start."""
     (folder / "sitecustomize.py").write_text(text)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], bytes]:
     picture = tmp_path_factory.mktemp("bench") / "out.png"
     words = ("--sizes", "4,1024", "--patterns", "all_reduce,barrier", "--repeats", "1", "--json")
-    done = bench(*words, "--plot", str(picture))
+    done = bench(*words, "--note", "other programs ran", "--plot", str(picture))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # no progress where there is no terminal
+    assert all("too busy" in line for line in done.stderr.splitlines())  # no progress where there is no terminal
     return json.loads(done.stdout), picture.read_bytes()
 
 
@@ -66,6 +68,21 @@ def test_json_has_every_contender(run: tuple[dict[str, Any], bytes]) -> None:
     assert {(t["pattern"], t["peer"]) for t in data["targets"]} >= {("all_reduce", "gloo"), ("all_reduce", "mpi")}
 
 
+def test_json_says_when_and_by_which_command_it_was_made(run: tuple[dict[str, Any], bytes]) -> None:
+    data = run[0]
+    assert data["note"] == "other programs ran"
+    assert data["command"].startswith("neuraxis bench collectives --sizes 4,1024 --patterns all_reduce,barrier")
+    assert "--note" not in data["command"]
+    assert "other" not in data["command"]
+    age = datetime.now(UTC) - datetime.fromisoformat(data["date"])
+    assert timedelta(0) <= age < timedelta(minutes=10)
+    assert data["report"]["heading"] == list(report(msgspec.convert(data, Results)).heading)
+    all_reduce, barrier = data["report"]["tables"]
+    assert (all_reduce["title"], barrier["title"]) == ("all_reduce", "barrier")
+    assert [row[0] for row in all_reduce["rows"]] == ["4 B", "1 KB"]
+    assert len(all_reduce["rows"][0]) == len(all_reduce["headings"])
+
+
 def test_the_plot_is_a_png(run: tuple[dict[str, Any], bytes]) -> None:
     assert run[1].startswith(b"\x89PNG\r\n")
     assert len(run[1]) > 10_000
@@ -73,15 +90,14 @@ def test_the_plot_is_a_png(run: tuple[dict[str, Any], bytes]) -> None:
 
 def test_tables_of_a_run(run: tuple[dict[str, Any], bytes]) -> None:
     results = msgspec.convert(run[0], Results)
-    text = as_text(results)
+    text = report(results).as_text(targets=True)
     assert re.search(r"^all_reduce\n *size +shm µs .*gloo/shm +mpi/shm", text, re.M)
     assert re.search(r"^ *1 KB +[\d.,]+ ", text, re.M)
     assert "Targets" in text
     assert max(map(len, text.splitlines())) <= 110
-    assert "### barrier\n\n|" in as_markdown(results)
+    assert "### barrier\n\n|" in report(results).as_markdown()
 
 
-@pytest.mark.slow
 def test_every_pattern_of_every_contender_is_right() -> None:
     """Each contender checks its first results itself; with three ranks a misrouted part shows."""
     done = bench("-n", "3", "--sizes", "24", "--repeats", "1", "--quick", "--json")
@@ -97,7 +113,7 @@ def test_a_contender_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     words = ("--patterns", "barrier", "--repeats", "1", "--peers", "gloo")
     done = bench(*words, **site(tmp_path, broken))
     assert done.returncode == 0, done.stderr
-    assert "failed: gloo: ModuleNotFoundError: " in done.stdout
+    assert "failed: gloo: MissingDependency: " in done.stdout
     assert re.search(r"^ *size +shm µs", done.stdout, re.M)
 
 
@@ -105,8 +121,9 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_line_that_installs_it
     absent = "import sys\nsys.modules.update(torch=None, mpi4py=None)\n"
     done = bench("--patterns", "barrier", "--repeats", "1", **site(tmp_path, absent))
     assert done.returncode == 0, done.stderr
-    assert "gloo is left out: torch is not installed: pip install 'neuraxis[torch]'" in done.stdout
-    assert "mpi is left out: mpi4py is not installed: pip install 'neuraxis[bench]'" in done.stdout
+    said = " ".join(done.stdout.split())  # long lines are wrapped
+    assert f"left out: torch-shm, gloo: torch is not installed: {install_command('torch')}" in said
+    assert f"left out: mpi: mpi4py is not installed: {install_command('bench')}" in said
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -121,7 +138,7 @@ def test_a_signal_ends_everything(number: int, status: int) -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        while len(marked(mark, "bench_rank")) < 4:
+        while len(marked(mark, "bench.collectives.rank")) < 4:
             assert process.poll() is None
         process.send_signal(number)
         process.communicate(timeout=LIMIT_S)
@@ -135,6 +152,7 @@ def test_a_signal_ends_everything(number: int, status: int) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--note", "busy"], "--note is kept only by --json"),
         (["--sizes", "4,tiny"], "'tiny' is not a size such as 4, 16KB or 64MB"),
         (["--sizes", "6"], "'6' is not a multiple of 4 bytes"),
         (["--patterns", "all_reduce,shout"], "'shout' is not one of all_reduce, broadcast"),
@@ -177,17 +195,50 @@ def _results(times_us: dict[str, list[float]]) -> Results:
     """An all_reduce at 4 B and at 64 MB, with the same rounds at both."""
     plan = Plan(tuple(times_us), ("all_reduce",), (4, 64 * 2**20))
     measured = [Measurement("all_reduce", size, n, 1, us) for size in plan.sizes for n, us in times_us.items()]
-    return Results(plan, {"cpu": "abacus"}, measured, [LeftOut("mpi", "gone", "pip install it")], [])
+    return Results(plan, measured, [LeftOut("mpi", "gone", "pip install it")], [], machine={"cpu": "abacus"})
 
 
 def test_medians_ratios_and_targets() -> None:
     results = _results({"shm": [2.0, 1.0, 90.0], "gloo": [60.0, 80.0, 10.0]})
     assert results.ratio("all_reduce", 4, "gloo") == 30.0
-    small, large = verdicts(results)
-    assert (small.wanted, small.reached, small.met) == (50.0, 30.0, False)
-    assert (large.wanted, large.reached, large.met) == (3.0, 30.0, True)
+    small, large = targets(results)
+    assert (small.data["wanted"], small.data["reached"], small.met) == (50.0, 30.0, False)
+    assert (large.data["wanted"], large.data["reached"], large.met) == (3.0, 30.0, True)
     assert str(small).endswith("30x as fast as gloo at 4 B, wanted 50x: missed by 40%")
-    assert as_data(results)["ratios"][0]["ratio"] == 30.0
-    text = as_text(results)
+    assert report(results).as_data()["ratios"][0]["ratio"] == 30.0
+    text = report(results).as_text(targets=True)
     assert "1 of 2 met" in text
-    assert "mpi is left out: gone: pip install it" in text
+    assert "left out: mpi: gone: pip install it" in text
+
+
+def test_targets_are_shown_on_request_only() -> None:
+    found = report(_results({"shm": [2.0], "gloo": [60.0]}))
+    assert "Targets" not in found.as_text() + found.as_markdown()
+    assert "Targets (for 2 cores): 1 of 2 met." in found.as_text(targets=True)
+    assert "- Targets (for 2 cores): 1 of 2 met." in found.as_markdown(targets=True)
+    assert len(found.as_data()["targets"]) == 2
+
+
+def test_a_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("neuraxis.bench.machine.usable_cores", lambda: 2)
+    for load, processes, busy in ((0.3, 2, False), (0.6, 2, True), (0.6, 1, False), (1.2, 1, True), (0.4, 9, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert machine_load(processes) == (load, busy)
+        assert bool(busy_line(processes)) == busy
+    results = _results({"shm": [2.0]})
+    assert "trust" not in report(results).as_text()
+    results.load_before, results.busy = 1.7, True
+    assert (
+        "Load average before the start: 1.7: the machine was too busy to trust these figures."
+        in report(results).as_text()
+    )
+    assert report(results).as_data()["busy"] is True
+
+
+def test_a_table_renders_in_every_form() -> None:
+    table = Table("title", ["name", "ms"], [["a", "1.0"], ["bc", "22.5"]], "what it means")
+    assert table.as_text() == "title\nname    ms\n   a   1.0\n  bc  22.5\nwhat it means"
+    assert table.as_markdown() == (
+        "### title\n\n| name |   ms |\n|-----:|-----:|\n|    a |  1.0 |\n|   bc | 22.5 |\n\nwhat it means"
+    )

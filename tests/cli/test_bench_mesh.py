@@ -1,4 +1,4 @@
-"""`neuraxis bench mesh` as a user runs it: real processes, little of everything, nothing left behind."""
+"""`neuraxis bench mesh` as a user runs it: real processes, few repetitions, no leaks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuraxis.observe.bench_contenders import LeftOut
-from neuraxis.observe.bench_mesh import Plan, Results, verdicts
-from neuraxis.observe.bench_mesh_brain import WAYS, BrainResults, Failure
-from neuraxis.observe.bench_mesh_brains import make_workload, region_names, tick_path
-from neuraxis.observe.bench_mesh_tables import BEGIN, END, as_data, as_markdown, as_text, write_between
-from neuraxis.observe.bench_mesh_ticks import Ticker, make_tick_file, read_pid, read_ticks
-from tests.crew.marked import MARK, marked, run_marked
+from neuraxis.bench.harness import LeftOut, marks, write_between
+from neuraxis.bench.mesh.brain import METHODS, BrainResults, Failure
+from neuraxis.bench.mesh.measure import Plan, Results
+from neuraxis.bench.mesh.report import report, targets
+from neuraxis.bench.mesh.workloads import (
+    Ticker,
+    make_tick_file,
+    make_workload,
+    read_pid,
+    read_ticks,
+    region_names,
+    tick_path,
+)
+from tests.ranks.marked_processes import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
 LIMIT_S = 280
+BEGIN, END = marks("mesh")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # half a minute on a machine that does nothing else
+pytestmark = pytest.mark.timeout(300)  # half a minute on a machine that does nothing else
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,16 +46,16 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 def run() -> dict[str, Any]:
     done = bench("--quick", "--json")
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
-    assert done.stderr == ""
+    assert all("too busy" in line for line in done.stderr.splitlines())
     data: dict[str, Any] = json.loads(done.stdout)
     return data
 
 
-def test_all_ways_give_the_same_result(run: dict[str, Any]) -> None:
+def test_all_methods_give_the_same_result(run: dict[str, Any]) -> None:
     brain = run["brain"]
     assert run["sound"]
     assert brain["failures"] == brain["disagreements"] == brain["left_out"] == []
-    assert [entry["way"] for entry in brain["entries"]] == list(WAYS)
+    assert [entry["way"] for entry in brain["entries"]] == list(METHODS)
     assert len({print for entry in brain["entries"] for print in entry["fingerprints"]}) == 1
     for entry in brain["entries"]:
         assert entry["brain"] == "pair"
@@ -58,15 +66,15 @@ def test_all_ways_give_the_same_result(run: dict[str, Any]) -> None:
 
 def test_a_killed_process_ends_the_others_or_is_silence_to_them(run: dict[str, Any]) -> None:
     faults = {fault["way"]: fault for fault in run["brain"]["faults"]}
-    assert set(faults) == {*WAYS, "shm-restart"}
-    for way, fault in faults.items():
-        goes_on = way.startswith("zenoh-") or way == "shm-restart"
+    assert set(faults) == {*METHODS, "shm-restart"}
+    for method, fault in faults.items():
+        goes_on = method.startswith("zenoh-") or method == "shm-restart"
         assert fault["outcome"] == ("goes on" if goes_on else "stops"), fault
         assert 0 < fault["noticed_s"] <= fault["all_s"]
-        # Silence begins where it was killed, a window more or less: it may have said more than it noted.
-        assert (fault["silent_from"] is not None) == way.startswith("zenoh-")
+        # Silence begins at the kill, give or take a window: it may have published more or less than it recorded.
+        assert (fault["silent_from"] is not None) == method.startswith("zenoh-")
         if fault["silent_from"] is not None:
-            assert 0 <= fault["silent_from"] - fault["at_step"] <= 21
+            assert abs(fault["silent_from"] - fault["at_step"]) <= 21
     assert faults["shm"]["error"].startswith("ShardFailed: worker 1")
 
 
@@ -92,55 +100,55 @@ def test_messages_and_load_are_measured(run: dict[str, Any]) -> None:
 
 def test_tables_of_a_run(run: dict[str, Any], tmp_path: Path) -> None:
     results = msgspec.convert(run, Results)
-    text = as_text(results)
-    assert re.search(r"^ *way +processes +start s +steps/s .* one is killed$", text, re.M)
+    text = report(results).as_text(targets=True)
+    assert re.search(r"^ *method +processes +start s +steps/s .* one is killed$", text, re.M)
     assert re.search(r"^ *zenoh-router +2 .* same +others go on, [\d.]+ s$", text, re.M)
-    assert re.search(r"^ *zenoh-peers +go on; silence from step [\d,]+", text, re.M)
-    assert "All 7 ways gave the same result for every brain, to the bit." in text
+    assert re.search(r"^ *zenoh-peers +continue; silence from step [\d,]+", text, re.M)
+    assert "All 7 methods gave the same result for every brain, to the bit." in text
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_between(results, page)
-    write_between(results, page)
+    write_between(page, "mesh", report(results).as_markdown())
+    write_between(page, "mesh", report(results).as_markdown())
     written = page.read_text()
     assert written.startswith(f"before\n{BEGIN}\n")
     assert written.endswith(f"{END}\nafter\n")
     assert "old" not in written
-    assert written.count(as_markdown(results)) == 1
+    assert written.count(report(results).as_markdown()) == 1
 
 
-def test_results_that_differ_are_told(run: dict[str, Any]) -> None:
+def test_different_results_are_reported(run: dict[str, Any]) -> None:
     results = msgspec.convert(run, Results)
     assert results.sound
     results.brain.entries[2].fingerprints[0] = "0123"
     assert not results.sound
-    assert "DIFFERS: 0123" in as_text(results)
-    assert as_data(results)["brain"]["disagreements"] == [
-        f"pair: {WAYS[2]} gave 0123, sequential {results.brain.entries[0].fingerprints[0]}"
+    assert "DIFFERS: 0123" in report(results).as_text(targets=True)
+    assert report(results).as_data()["brain"]["disagreements"] == [
+        f"pair: {METHODS[2]} gave 0123, sequential {results.brain.entries[0].fingerprints[0]}"
     ]
 
 
-def test_what_is_left_out_or_failed_is_told() -> None:
+def test_skipped_and_failed_methods_are_reported() -> None:
     gone = LeftOut("lockstep-mpi", "mpi4py is not installed", "pip install 'neuraxis[bench]'")
-    results = Results(Plan(), {}, 0.0, [], [], BrainResults([], [], [gone], [Failure("shm", "it broke")]))
-    text = as_text(results)
-    assert "lockstep-mpi is left out: mpi4py is not installed: pip install 'neuraxis[bench]'" in text
+    results = Results(Plan(), [], [], BrainResults([], [], [gone], [Failure("shm", "it broke")]))
+    text = report(results).as_text(targets=True)
+    assert "left out: lockstep-mpi: mpi4py is not installed: pip install 'neuraxis[bench]'" in text
     assert "failed: shm: it broke" in text
     assert not results.sound
-    assert verdicts(results) == []
+    assert targets(results) == []
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (("--parts", "messages,none"), "--parts: 'none' is not one of messages, load, brain, faults"),
-        (("--ways", "shm,nccl"), "--ways: 'nccl' is not one of sequential, shm,"),
+        (("--methods", "shm,nccl"), "--methods: 'nccl' is not one of sequential, shm,"),
         (("--brains", "huge"), "--brains: 'huge' is not one of pair, two, four, default"),
         (("--repeats", "0"), "--repeats 0: at least one round is needed"),
         (("--json", "--markdown"), "--json and --markdown cannot both be printed"),
         (("--into", "no/such.md"), "--into no/such.md: cannot be read: No such file or directory"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(words: tuple[str, ...], complaint: str) -> None:
+def test_invalid_options_are_refused_at_once(words: tuple[str, ...], complaint: str) -> None:
     done = bench(*words)
     assert done.returncode == 2
     assert f"neuraxis bench mesh: {complaint}" in done.stderr
@@ -157,9 +165,9 @@ def test_into_wants_a_file_with_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_when_it_is_ended_early(number: int) -> None:
+def test_no_process_survives_an_interrupted_run(number: int) -> None:
     mark = uuid.uuid4().hex
-    words = ("--parts", "brain", "--brains", "pair", "--ways", "zenoh-router,lockstep-shm")
+    words = ("--parts", "brain", "--brains", "pair", "--methods", "zenoh-router,lockstep-shm")
     process = subprocess.Popen(
         [*COMMAND, *words],
         env={**os.environ, MARK: mark},
@@ -215,7 +223,7 @@ def test_every_region_of_a_brain_has_its_notes_and_its_node(brain: str, window_m
     names = region_names(brain)
     assert list(load.units.names) == names
     assert load.window_steps * load.network.dt_ms == pytest.approx(window_ms)
-    assert [one.tick_steps for one in load.residents] == [load.window_steps] * len(names)
+    assert [one.tick_steps for one in load.python_populations] == [load.window_steps] * len(names)
     assert all(tick_path(tmp_path, name).stat().st_size > 0 for name in names)
     assert len(load.placement) == (4 if brain == "four" else 2)
     placed = sorted(part.population for parts in load.units.placement(load.network) for part in parts)

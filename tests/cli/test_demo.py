@@ -1,4 +1,4 @@
-"""`neuraxis demo`, mostly in this process, and with a small brain in the place of the default one."""
+"""`neuraxis demo`, mostly in this process, with a small brain instead of the default one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from neuraxis.brain.tasks import CueActionTask
-from neuraxis.engine.warm import warm_up
+from neuraxis.engine.precompile import warm_up
 from tests.brain.test_brain import small
 
 KEYS = {"accuracy", "trials", "real_time_factor", "fingerprint"}
@@ -40,7 +40,7 @@ def small_brain(monkeypatch, tmp_path):
 
 
 class Page(HTMLParser):
-    """Fails where elements are not closed in their order, and keeps the text and what comes from elsewhere."""
+    """Parse a page: fail if elements are not nested properly; store the text and external references."""
 
     VOID = ("meta", "link", "br", "img", "hr", "input")
 
@@ -86,11 +86,11 @@ def test_the_default_brain_gives_the_same_in_one_process_and_in_two(tmp_path, ca
     for path in (tmp_path / "alone.html", tmp_path / "neuraxis-demo.html"):
         page = Page(path.read_text())
         assert page.elsewhere == []  # it works offline
-        for words in ("The default brain learns 4 cues to 4 actions", alone["fingerprint"], "hippocampus", "reward"):
+        for words in ("4 cues to 4 actions", alone["fingerprint"], "hippocampus", "reward"):
             assert words in page.text
 
 
-def test_what_a_person_reads(small_brain, capsys, tmp_path):
+def test_the_text_output(small_brain, capsys, tmp_path):
     assert demo("--trials", 2, "--sequential") == 0
     printed = capsys.readouterr()
     trials, fingerprint, report = printed.out.splitlines()
@@ -116,7 +116,7 @@ def test_seeds_differ(small_brain, capsys):
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-def test_ctrl_c_ends_after_the_trial_and_the_page_shows_what_there_was(small_brain, capsys, monkeypatch, tmp_path):
+def test_ctrl_c_ends_after_the_trial_and_the_page_shows_the_trials_so_far(small_brain, capsys, monkeypatch, tmp_path):
     run_trial = CueActionTask.run_trial
 
     def interrupted_in_the_second(task):
@@ -138,8 +138,11 @@ def test_ctrl_c_ends_after_the_trial_and_the_page_shows_what_there_was(small_bra
         (["--trials", "0"], "neuraxis demo: --trials=0: must be 1 or more"),
         (["--seed", "-1"], "neuraxis demo: --seed=-1: must be 0 or more"),
         (["--workers", "0"], "neuraxis demo: --workers 0: at least one process is needed"),
-        (["--workers", "many"], "neuraxis demo: --workers many: a number of processes, or auto, is expected"),
-        (["--workers", "2", "--sequential"], "neuraxis demo: --workers 2 and --sequential: one of them, please"),
+        (["--workers", "many"], "neuraxis demo: --workers many: not a number; give a number of processes, or auto"),
+        (
+            ["--workers", "2", "--sequential"],
+            "neuraxis demo: --workers 2 and --sequential exclude each other",
+        ),
         (["--html", "no/such/folder/page.html"], "neuraxis demo: --html no/such/folder/page.html: the folder"),
         (["--html", "/"], "neuraxis demo: --html /: cannot be written"),
     ],

@@ -1,4 +1,4 @@
-"""`neuraxis node`, and `--mesh` of `run` and `demo`: regions as processes of their own, to the bit what one gives."""
+"""`neuraxis node`, and `--mesh` of `run` and `demo`: regions as processes, bit for bit equal to one process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from neuraxis.brain import Brain, write_spec
-from neuraxis.engine.warm import warm_up
+from neuraxis.engine.precompile import warm_up
 from neuraxis.mesh import Node
 from tests.brain.test_brain import small
-from tests.execution.mesh.meshes import LIMIT_S, fresh_mesh, until
-from tests.mesh.conftest import zenoh_is_warm
+from tests.mesh.conftest import initialized_zenoh
+from tests.simulation.mesh.meshes import LIMIT_S, fresh_mesh, until
 
-__all__ = ["zenoh_is_warm"]
+__all__ = ["initialized_zenoh"]
 
 REGIONS = ("thalamus", "cortex", "striatum")
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -61,8 +61,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def told(process: subprocess.Popen[str]) -> Any:
-    """What it printed as JSON; it has ended well."""
+def printed_json(process: subprocess.Popen[str]) -> Any:
+    """Wait for a successful exit and return the printed JSON."""
     status, out, err = ended(process)
     assert status == 0, err
     return json.loads(out)
@@ -82,11 +82,11 @@ def node(*words: object) -> int:
 # --- run and demo ---
 
 
-def test_a_run_over_the_mesh_gives_what_one_process_gives(here: Path, start: Start) -> None:
+def test_a_run_over_the_mesh_equals_one_process(here: Path, start: Start) -> None:
     words = ["run", "brain.toml", "--time-ms", 120, "--json"]
     over = start(*words, "--mesh", "--mesh-name", fresh_mesh())
-    alone = told(start(*words, "--sequential"))
-    found = told(over)
+    alone = printed_json(start(*words, "--sequential"))
+    found = printed_json(over)
     assert found["fingerprint"] == alone["fingerprint"]
     assert found["rates_hz"] == alone["rates_hz"]
     assert found["workers"] == len(REGIONS)
@@ -95,8 +95,8 @@ def test_a_run_over_the_mesh_gives_what_one_process_gives(here: Path, start: Sta
 def test_the_demo_over_the_mesh_gives_what_one_process_gives(here: Path, start: Start) -> None:
     words = ["demo", "--trials", 2, "--json"]
     over = start(*words, "--mesh", "--mesh-name", fresh_mesh(), "--html", "mesh.html")
-    alone = told(start(*words, "--sequential", "--html", "alone.html"))
-    found = told(over)
+    alone = printed_json(start(*words, "--sequential", "--html", "alone.html"))
+    found = printed_json(over)
     assert found["fingerprint"] == alone["fingerprint"]
     assert found["accuracy"] == alone["accuracy"]
     assert (here / "mesh.html").stat().st_size > 1000
@@ -107,19 +107,19 @@ def test_the_demo_over_the_mesh_gives_what_one_process_gives(here: Path, start: 
     [
         (["--mesh", "--workers", "2"], "--mesh: nodes run the brain"),
         (["--mesh", "--sequential"], "--mesh: nodes run the brain"),
-        (["--clock", "realtime"], "--clock realtime: is for nodes of the mesh"),
-        (["--remote", "cortex"], "--remote: is for nodes of the mesh"),
-        (["--region-states", "there"], "--region-states: is for nodes of the mesh"),
+        (["--clock", "realtime"], "--clock realtime: this option is for nodes of the mesh"),
+        (["--remote", "cortex"], "--remote: this option is for nodes of the mesh"),
+        (["--region-states", "there"], "--region-states: this option is for nodes of the mesh"),
         (["--mesh", "--remote", "nobody"], "no region nobody"),
-        (["--mesh", "--patience-s", "0"], "patience"),
-        (["--mesh", "--on-worker-loss", "restart"], "--on-worker-loss restart: not with --mesh"),
-        (["--mesh", "--clock", "realtime", "--task", "cue-action"], "nobody drives the regions"),
+        (["--mesh", "--silence-timeout", "0"], "silence-timeout"),
+        (["--mesh", "--on-worker-loss", "restart"], "--on-worker-loss restart: with --mesh"),
+        (["--mesh", "--clock", "realtime", "--task", "cue-action"], "no process drives the regions"),
         (["--mesh", "--connect", "tcp/192.0.2.1:7447"], "--insecure"),
         (["--mesh", "--mesh-name", "a/b"], "mesh"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
-def test_what_makes_no_sense_is_said_in_a_line(
+def test_invalid_options_are_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     from neuraxis.cli.run import run as app
@@ -139,7 +139,7 @@ def test_what_makes_no_sense_is_said_in_a_line(
 def test_regions_that_are_started_one_by_one_run_together_and_one_comes_back(here: Path, start: Start) -> None:
     """Two that are driven by a third process which has the other region; one is killed, and started again."""
     mesh = fresh_mesh()
-    words = ["--clock", "lockstep", "--mesh-name", mesh, "--patience-s", 50]
+    words = ["--clock", "lockstep", "--mesh-name", mesh, "--silence-timeout", 50]
     with Brain(small().spec()) as brain:
         brain.run(400.0)
         expected = brain.fingerprint()
@@ -150,20 +150,20 @@ def test_regions_that_are_started_one_by_one_run_together_and_one_comes_back(her
 
     first = cortex()
     thalamus = start("node", "brain.toml", "--region", "thalamus", *words, "--json")
-    remote = ["--remote", "thalamus", "--remote", "cortex", "--patience-s", 50]
+    remote = ["--remote", "thalamus", "--remote", "cortex", "--silence-timeout", 50]
     driver = start("run", "brain.toml", "--mesh", "--mesh-name", mesh, "--time-ms", 400, "--json", *remote)
     with Node("watcher", mesh=mesh) as watcher:
         until(lambda: step_of(watcher, "cortex") > 600, "they run")
         first.kill()
         first.wait()
         second = cortex("--resume")
-        assert told(driver)["fingerprint"] == expected
+        assert printed_json(driver)["fingerprint"] == expected
         second.send_signal(signal.SIGINT)
         status, out, err = ended(second)
         assert (status, "from its last state" in err) == (0, True)
-        assert "cortex: left after step 4,000 (400 ms)" in out
+        assert "cortex: ended after step 4,000 (400 ms)" in out
         thalamus.send_signal(signal.SIGTERM)
-        story = told(thalamus)
+        story = printed_json(thalamus)
         assert (story["region"], story["step"], story["refused"]) == ("thalamus", 4000, 0)
 
 
@@ -172,7 +172,7 @@ def step_of(watcher: Node, name: str) -> int:
 
 
 def test_by_the_clock_all_regions_of_a_brain_run_for_their_time(here: Path, start: Start) -> None:
-    stories = told(start("run", "brain.toml", "--mesh", "--clock", "realtime", "--time-ms", 500, "--json",
+    stories = printed_json(start("run", "brain.toml", "--mesh", "--clock", "realtime", "--time-ms", 500, "--json",
                          "--mesh-name", fresh_mesh()))  # fmt: skip
     assert list(stories) == list(REGIONS)
     for story in stories.values():
@@ -180,9 +180,11 @@ def test_by_the_clock_all_regions_of_a_brain_run_for_their_time(here: Path, star
         assert story["step"] > 0
 
 
-def test_a_region_alone_leaves_when_it_is_told_to(here: Path, start: Start) -> None:
+def test_a_single_region_ends_on_request(here: Path, start: Start) -> None:
     mesh = fresh_mesh()
-    process = start("node", "brain.toml", "--region", "striatum", "--mesh-name", mesh, "--start-wait-s", 0.2)
+    process = start(
+        "node", "brain.toml", "--region", "striatum", "--mesh-name", mesh, "--start-timeout", 0.2, "--clock", "realtime"
+    )
     with Node("watcher", mesh=mesh) as watcher:
         assert watcher.wait_for(["striatum"], LIMIT_S) == []
         until(lambda: step_of(watcher, "striatum") > 0, "it runs")
@@ -192,8 +194,8 @@ def test_a_region_alone_leaves_when_it_is_told_to(here: Path, start: Start) -> N
         assert err.startswith("striatum: ")
         assert "by the wall clock, on mesh" in err
         assert "Traceback" not in err
-        assert out.startswith("striatum: left after step ")
-        assert "cortex: heard to step 0" in out
+        assert out.startswith("striatum: ended after step ")
+        assert "cortex: received to step 0" in out
         until(lambda: watcher.peer("striatum") is None, "it is gone")
 
 
@@ -201,11 +203,11 @@ def test_a_region_alone_leaves_when_it_is_told_to(here: Path, start: Start) -> N
     ("words", "said"),
     [
         (["--region", "cortx"], "--region cortx"),
-        (["--region", "cortex", "--resume"], "--resume: say with --checkpoint"),
+        (["--region", "cortex", "--resume"], "--resume: the folder is missing; name it with --checkpoint"),
         (["--region", "cortex", "--time-ms", "-5"], "--time-ms"),
-        (["--region", "cortex", "--patience-s", "0"], "--patience-s"),
-        (["--region", "cortex", "--reconnect-s", "nan"], "--reconnect-s"),
-        (["--region", "cortex", "--start-wait-s", "-1"], "--start-wait-s"),
+        (["--region", "cortex", "--silence-timeout", "0"], "--silence-timeout"),
+        (["--region", "cortex", "--reconnect-timeout", "nan"], "--reconnect-timeout"),
+        (["--region", "cortex", "--start-timeout", "-1"], "--start-timeout"),
         (["--region", "cortex", "--checkpoint-every-ms", "0"], "--checkpoint-every-ms"),
         (["--region", "cortex", "--seed", "-1"], "--seed"),
         (["--region", "cortex", "--mesh-name", "a/b"], "mesh"),
@@ -226,7 +228,7 @@ def test_a_node_that_makes_no_sense_is_refused_in_a_line(
     assert printed.out == ""
 
 
-def test_a_file_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_or_invalid_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert node("nothing.toml", "--region", "cortex") == 2
     assert "nothing.toml" in capsys.readouterr().err
     Path("wrong.toml").write_text("[regions.a]\nkind = 5\n")
@@ -237,11 +239,11 @@ def test_a_file_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_states_of_another_brain_are_refused(here: Path, start: Start) -> None:
     mesh = fresh_mesh()
     keep = ["--region", "striatum", "--checkpoint", "states", "--clock", "lockstep", "--mesh-name", mesh]
-    alone = [*keep, "--time-ms", 20, "--start-wait-s", 0.2, "--patience-s", 0.2]
+    alone = [*keep, "--time-ms", 20, "--start-timeout", 0.2, "--silence-timeout", 0.2]
     status, _, err = ended(start("node", "brain.toml", *alone))
     assert status == 0, err
     status, out, err = ended(start("node", "brain.toml", *alone, "--resume", "--seed", 9))
-    assert (status, out) == (2, "")
+    assert (status, out) == (1, "")
     assert "another brain" in err
     status, out, err = ended(start("node", "brain.toml", *alone, "--resume", "--json"))
     assert (status, json.loads(out)["step"]) == (0, 200)

@@ -1,4 +1,4 @@
-"""`neuraxis patterns` as a user runs it: real ranks, and what it prints and draws is what they held."""
+"""`neuraxis patterns` as a user runs it: real ranks; the printed and drawn values are those of the ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 
 from neuraxis.cli import app
-from neuraxis.observe.patterns.catalogue import CATALOGUE
-from neuraxis.observe.patterns.collection import collect_patterns, differences
-from neuraxis.observe.patterns.definitions import DEFINITIONS
-from neuraxis.observe.patterns.model import PatternReport, PatternRun, pieces, sources
-from neuraxis.observe.patterns.page import render_page
-from neuraxis.observe.patterns.text import print_report
+from neuraxis.report.patterns.catalogue import CATALOGUE
+from neuraxis.report.patterns.collection import collect_patterns, differences
+from neuraxis.report.patterns.definitions import DEFINITIONS
+from neuraxis.report.patterns.model import PatternReport, PatternRun, pieces, sources
+from neuraxis.report.patterns.page import render_page
+from neuraxis.report.patterns.text import print_report
 
 LIMIT_S = 60
 NAMES = [entry.name for entry in CATALOGUE]
@@ -72,7 +72,7 @@ def test_text_has_every_pattern_in_order() -> None:
     ]
 
 
-def test_text_says_where_it_ran_and_that_all_agreed() -> None:
+def test_text_reports_the_environment_and_that_all_agree() -> None:
     lines = text_of_three_ranks().splitlines()
     assert re.fullmatch(r"3 ranks, backend shm, dtype int64, host \S+", lines[0])
     assert lines[-1] == f"All {len(NAMES)} agree with their definitions on every rank."
@@ -93,7 +93,7 @@ def test_text_is_plain_and_aligned_when_it_is_no_terminal() -> None:
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_text_on_a_terminal_emphasises_only_what_changed() -> None:
+def test_text_on_a_terminal_emphasises_only_changed_values() -> None:
     out = StringIO()
     print_report(collected(2), Console(file=out, force_terminal=True, color_system="standard", width=100))
     rank_0, rank_1 = [line for line in out.getvalue().splitlines() if re.match(r" +[01]  ", line)][:2]
@@ -148,7 +148,7 @@ def test_definitions_are_those_of_the_article() -> None:
 
 @pytest.mark.parametrize(("n", "dim"), [(1, 12), (2, 4), (3, 4)])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
-def test_the_drawn_moves_explain_what_each_rank_holds(name: str, n: int, dim: int) -> None:
+def test_the_drawn_moves_explain_the_values_of_each_rank(name: str, n: int, dim: int) -> None:
     run = run_named(collected(n, dim), name)
     for view in run.ranks:
         for slot, after in enumerate(pieces(view.after)):
@@ -163,7 +163,7 @@ def test_the_drawn_moves_explain_what_each_rank_holds(name: str, n: int, dim: in
                 assert [after] == arrived
 
 
-def test_nobody_leaves_the_barrier_before_the_last_has_arrived() -> None:
+def test_no_rank_leaves_the_barrier_before_the_last_arrives() -> None:
     ranks = run_named(collected(3), "barrier").ranks
     arrived = [view.arrived_ms for view in ranks if view.arrived_ms is not None]
     left = [view.left_ms for view in ranks if view.left_ms is not None]
@@ -216,7 +216,7 @@ def drawings(page: str) -> dict[str, ElementTree.Element]:
     return found
 
 
-def test_html_is_written_whole_and_stands_alone(tmp_path: Path) -> None:
+def test_html_is_complete_and_self_contained(tmp_path: Path) -> None:
     done = neuraxis_patterns("-n", "2", "--backend", "shm", "--html", str(tmp_path / "out.html"), "--json")
     assert done.returncode == 0, done.stderr
     assert_agrees(json.loads(done.stdout), 2, 4)
@@ -227,7 +227,7 @@ def test_html_is_written_whole_and_stands_alone(tmp_path: Path) -> None:
     assert set(NAMES) <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    # The only address is the name of SVG's namespace, which nobody fetches.
+    # The only address is the name of SVG's namespace, which is not fetched.
     assert set(re.findall(r"https?://[^\s\"']+", source)) == {"http://www.w3.org/2000/svg"}
     assert "url(" not in source
     assert "@import" not in source
@@ -250,13 +250,26 @@ def test_html_draws_the_values_of_the_run(n: int) -> None:
         assert len(lines) == len(run.moves)
 
 
+def test_copies_of_a_tensor_leave_from_one_point_and_different_tensors_from_several() -> None:
+    drawn = drawings(render_page(collected(3)))
+
+    def starts(name: str) -> set[str]:
+        lines = [path for path in drawn[name].iter(f"{SVG}path") if (path.get("class") or "").startswith("line")]
+        return {(path.get("d") or "").split(" C")[0] for path in lines}
+
+    assert len(starts("broadcast")) == 1
+    assert len(starts("all_gather")) == 3
+    assert len(starts("scatter")) == 3
+    assert len(starts("all_to_all")) == 9
+
+
 def test_html_shows_how_sums_came_about() -> None:
     page = re.sub(r"<[^>]+>", "", render_page(collected(3)))
     assert "place 0: 0 + 4 + 8 = 12" in page
     assert "rank 2: 8 + 20 + 32 = 60" in page
 
 
-def test_html_escapes_and_reports_what_differs() -> None:
+def test_html_escapes_text_and_reports_differences() -> None:
     report = dataclasses.replace(collected(2), host='<b>"&', problems=["reduce: <i>"])
     page = render_page(report)
     assert '<b>"&' not in page
@@ -280,9 +293,9 @@ def test_many_values_are_elided_in_the_drawing_and_not_in_the_data() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-n", "0"], "-n is 0: at least one rank is needed"),
+        (["-n", "0"], "-n is 0: at least one process is needed"),
         (["--dim", "0"], "--dim is 0: each rank needs at least one value"),
-        (["-n", "2", "--backend", "local"], "backend 'local' is one rank alone"),
+        (["-n", "2", "--backend", "local"], "backend 'local' has a single rank"),
         (["--html", "no/such/folder/out.html"], "does not exist"),
         (["-n", "four"], "four"),
         (["--backend", "pigeons"], "pigeons"),
@@ -301,7 +314,7 @@ def test_a_backend_that_cannot_be_used_is_explained() -> None:
     torch = pytest.importorskip("torch")
     gpus = torch.cuda.device_count()
     done = neuraxis_patterns("-n", str(gpus + 1), "--backend", "nccl")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert done.stderr.startswith("neuraxis patterns: backend 'nccl' cannot be used here: ")
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
@@ -317,7 +330,7 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert option in out
 
 
-def test_importing_observe_is_light() -> None:
-    code = "import sys, neuraxis.observe; print(sorted({'numpy', 'numba', 'torch', 'matplotlib'} & set(sys.modules)))"
+def test_importing_report_is_light() -> None:
+    code = "import sys, neuraxis.report; print(sorted({'numpy', 'numba', 'torch', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""`neuraxis router` and `neuraxis mesh` as a robot engineer meets them, and the files in deploy/ that call them."""
+"""`neuraxis router` and `neuraxis mesh` as a robot engineer uses them, and the files in deploy/ that call them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from cyclopts import CycloptsError
 
 from neuraxis.brain import default_brain, read_spec, write_spec
+from neuraxis.brain.mesh import sensor_keys
 from neuraxis.cli.mesh import app as mesh_app
-from tests.mesh.raw import Ear, fence, router_process, say_until_heard, session, warm
+from tests.mesh.raw import Recorder, fence, publish_until_received, router_process, session, warm
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -54,19 +55,19 @@ def brain(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_runs_until_it_is_told_to_end(number: signal.Signals) -> None:
+def test_it_runs_until_it_is_terminated(number: signal.Signals) -> None:
     with router_process("--listen", "tcp/127.0.0.1:0") as (endpoints, process):
         with session(endpoints) as one, session(endpoints) as other:
-            heard = Ear(one, "neuraxis/**")
+            recorder = Recorder(one, "neuraxis/**")
             fence(one)
             other.put("neuraxis/m/a/b", "hello")
-            heard.wait("hello")
+            recorder.wait("hello")
         process.send_signal(number)
         out, error = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out, error) == (0, "", "")
 
 
-def test_it_says_where_it_listens() -> None:
+def test_it_prints_its_endpoints() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "neuraxis", "router", "--listen", "tcp/127.0.0.1:0", "--listen", "tcp/localhost:0"],
         stdout=subprocess.PIPE,
@@ -84,7 +85,7 @@ def test_it_says_where_it_listens() -> None:
     finally:
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out, error) == (0, "", "Ctrl-C ends it\n")
+    assert (process.returncode, out, error) == (0, "", "press Ctrl-C to end it\n")
 
 
 def test_keys_and_rules_from_the_command_line(tmp_path: Path, brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +93,7 @@ def test_keys_and_rules_from_the_command_line(tmp_path: Path, brain: Path, capsy
     assert mesh("keys", "init", keys, "--brain", brain, "--hosts", "robot.local,10.0.0.3") == 0
     assert mesh("acl", brain, "--out", acl, "--mesh-name", "m") == 0
     printed = capsys.readouterr()
-    assert f"made {keys / 'cortex.pem'}" in printed.out
+    assert f"created {keys / 'cortex.pem'}" in printed.out
     assert f"wrote {acl}: " in printed.out
     assert printed.err == ""
     with router_process("--listen", "tls/127.0.0.1:0", "--tls", str(keys), "--acl", str(acl)) as (endpoints, _):
@@ -100,23 +101,23 @@ def test_keys_and_rules_from_the_command_line(tmp_path: Path, brain: Path, capsy
             role: session(endpoints, authority=keys / "ca.pem", keys=(keys, role)) for role in ("cortex", "observer")
         }
         with ends["observer"] as observer, ends["cortex"] as cortex:
-            heard = Ear(observer, "neuraxis/m/**")
+            recorder = Recorder(observer, "neuraxis/m/**")
             fence(observer)
             cortex.put("neuraxis/m/hippocampus/spikes", "evil")
             cortex.put("neuraxis/m/cortex/spikes", "allowed")
-            assert heard.wait("allowed") == [("neuraxis/m/cortex/spikes", "allowed")]
+            assert recorder.wait("allowed") == [("neuraxis/m/cortex/spikes", "allowed")]
 
 
-def test_what_cannot_be_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_errors_are_one_line(tmp_path: Path) -> None:
     with router_process("--listen", "tcp/127.0.0.1:0") as (endpoints, _):
-        for words, reason in (
-            (["--listen", endpoints[0]], "the address is taken"),
-            (["--listen", "tcp/0.0.0.0:7447"], "--insecure"),
-            (["--listen", "tls/0.0.0.0:7447", "--tls", tmp_path], "neuraxis mesh keys init"),
-            (["--zenoh-config", tmp_path / "none.json5"], "none.json5"),
+        for words, status, reason in (
+            (["--listen", endpoints[0]], 1, "the address is in use"),
+            (["--listen", "tcp/0.0.0.0:7447"], 2, "--insecure"),
+            (["--listen", "tls/0.0.0.0:7447", "--tls", tmp_path], 1, "neuraxis mesh keys init"),
+            (["--zenoh-config", tmp_path / "none.json5"], 1, "none.json5"),
         ):
             done = neuraxis("router", *words)
-            assert (done.returncode, done.stdout) == (2, "")
+            assert (done.returncode, done.stdout) == (status, "")
             assert done.stderr.startswith("neuraxis router: ")
             assert done.stderr.count("\n") == 1
             assert reason in done.stderr
@@ -129,15 +130,15 @@ def test_routers_connect() -> None:
         session(first) as one,
         session(second) as other,
     ):
-        heard = Ear(one, "neuraxis/**")
-        said = other.declare_publisher("neuraxis/m/a/b")
-        say_until_heard(said, heard, "across")
+        recorder = Recorder(one, "neuraxis/**")
+        publisher = other.declare_publisher("neuraxis/m/a/b")
+        publish_until_received(publisher, recorder, "across")
 
 
 # --- mesh ---
 
 
-def test_keys_are_added_and_told_to_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_added_and_listed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = tmp_path / "keys"
     assert mesh("keys", "init", keys, "--roles", "vision, arm", "--json") == 0
     made = ["ca.pem", "router.pem", "vision.pem", "arm.pem"]
@@ -145,7 +146,7 @@ def test_keys_are_added_and_told_to_programs(tmp_path: Path, capsys: pytest.Capt
     assert mesh("keys", "init", keys, "--roles", "arm,leg", "--json") == 0
     assert json.loads(capsys.readouterr().out)["made"] == ["leg.pem"]
     assert mesh("keys", "init", keys, "--roles", "arm") == 0
-    assert "already" in capsys.readouterr().out
+    assert "nothing to create" in capsys.readouterr().out
     for words in (
         ["--roles", "a,,b"],
         ["--roles", "../a"],
@@ -159,13 +160,18 @@ def test_keys_are_added_and_told_to_programs(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["made"] == ["ca.pem", "router.pem"]
 
 
-def test_rules_are_shown_and_told_to_programs(brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_shown_as_text_and_json(brain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mesh("acl", brain) == 0
-    assert "\nobserver\n  hears  **\n" in capsys.readouterr().out
+    assert "\nobserver\n  nodes      observer\n  subscribes **\n" in capsys.readouterr().out
     assert mesh("acl", brain, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["mesh"], told["out"]) == ("default", None)
-    assert {one["role"] for one in told["roles"]} == {*default_brain().regions, "driver", "observer", "sensor"}
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["mesh"], reported["out"]) == ("default", None)
+    assert {one["role"] for one in reported["roles"]} == {
+        *default_brain().regions,
+        *sensor_keys(default_brain()),
+        "driver",
+        "observer",
+    }
     assert mesh("acl", "none.toml") == 2
     assert "neuraxis mesh acl: none.toml: there is no such file" in capsys.readouterr().err
 
@@ -173,7 +179,7 @@ def test_rules_are_shown_and_told_to_programs(brain: Path, capsys: pytest.Captur
 def test_help_teaches() -> None:
     for words, taught in (
         (["router", "--help"], "neuraxis mesh acl brain.toml --out acl.json5"),
-        (["mesh", "keys", "init", "--help"], "ca.key where no robot is"),
+        (["mesh", "keys", "init", "--help"], "keep ca.key\naway from robots"),
         (["mesh", "acl", "--help"], "neuraxis router --listen"),
     ):
         done = neuraxis(*words)
@@ -211,7 +217,7 @@ def unit_lines() -> list[list[str]]:
 
 
 def takes(line: list[str]) -> bool:
-    """Whether the command takes a line; nothing is run."""
+    """Return True if the command accepts a command line; nothing is run."""
     from neuraxis.cli import app
 
     try:
@@ -221,7 +227,7 @@ def takes(line: list[str]) -> bool:
     return True
 
 
-def test_what_containers_run_is_what_the_command_takes() -> None:
+def test_container_files_use_valid_command_lines() -> None:
     commands = [service["command"] for service in compose().values()]
     lines = [command if isinstance(command, list) else shlex.split(command) for command in commands]
     assert sorted(line[0] for line in lines) == ["node"] * (len(lines) - 1) + ["router"]
@@ -229,7 +235,7 @@ def test_what_containers_run_is_what_the_command_takes() -> None:
     assert not takes(["router", "--nonsense"])
 
 
-def test_what_systemd_runs_is_what_the_command_takes() -> None:
+def test_systemd_units_use_valid_command_lines() -> None:
     lines = unit_lines()
     assert sorted(line[0] for line in lines) == ["node", "router"]
     assert all(map(takes, lines))
@@ -256,5 +262,5 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=LIMIT_S
     )
-    told = [line for line in done.stderr.splitlines() if "neuraxis" in line]
-    assert told == [], done.stderr
+    reported = [line for line in done.stderr.splitlines() if "neuraxis" in line]
+    assert reported == [], done.stderr

@@ -1,4 +1,4 @@
-"""`neuraxis run`: a file, a task or a stimulus, states kept and gone on from."""
+"""`neuraxis run`: a file, a task or a stimulus; saved and resumed states."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from neuraxis.brain import Brain, default_brain, read_spec, write_spec
 from neuraxis.brain.tasks import CueActionTask
-from neuraxis.engine.warm import warm_up
-from neuraxis.execution import read_spikes
+from neuraxis.engine.precompile import warm_up
+from neuraxis.simulation import read_spikes
 from tests.brain.test_brain import small
 
 CUES = """start_ms,stop_ms,sensor,group,value
@@ -60,7 +60,7 @@ def answer(capsys, *words):
 # --- what it runs ---
 
 
-def test_a_stimulus_is_what_the_brain_is_shown(here, capsys):
+def test_a_stimulus_reaches_the_brain(here, capsys):
     found = answer(capsys, "brain.toml", "--stimulus", "cues.csv")
     with Brain(small().spec()) as brain:
         brain.step([0, 0, 1, 0], 300)
@@ -85,7 +85,7 @@ def test_a_task_is_learned(here, capsys):
         task.run_trial()
         assert found["fingerprint"] == brain.fingerprint()
         assert (found["trials"], found["accuracy"]) == (2, task.accuracy())
-    assert "The small brain learns 4 cues to 4 actions" in Path("report.html").read_text()
+    assert "to map 4 cues to 4 actions" in Path("report.html").read_text()
 
 
 def test_without_anything_it_runs_for_a_second(here, capsys):
@@ -93,8 +93,8 @@ def test_without_anything_it_runs_for_a_second(here, capsys):
     printed = capsys.readouterr()
     assert "1,000 ms of " in printed.out
     assert printed.out.splitlines()[-1].startswith("fingerprint ")
-    told = [line.split()[0] for line in printed.out.splitlines()[:5]]
-    assert told == ["cue", "thalamus", "cortex", "striatum", "motor"]
+    reported = [line.split()[0] for line in printed.out.splitlines()[:5]]
+    assert reported == ["cue", "thalamus", "cortex", "striatum", "motor"]
 
 
 def test_a_seed_replaces_that_of_the_file(here, capsys):
@@ -123,7 +123,7 @@ def launched(*words, ranks=2):
     return [*launcher, "-m", "neuraxis", "run", *map(str, words)]
 
 
-def test_ranks_that_were_launched_give_the_same_and_one_of_them_tells(here, capsys):
+def test_launched_ranks_give_the_same_result_and_rank_0_prints_it(here, capsys):
     words = ["brain.toml", "--task", "cue-action", "--trials", 1, "--json"]
     expected = answer(capsys, *words[:-1])
     kept = ["--html", "report.html", "--record", "spikes.h5", "--checkpoint", "state"]
@@ -138,9 +138,9 @@ def test_ranks_that_were_launched_give_the_same_and_one_of_them_tells(here, caps
         expected["accuracy"],
         2,
     )
-    assert "The small brain learns 4 cues to 4 actions" in Path("report.html").read_text()
+    assert "to map 4 cues to 4 actions" in Path("report.html").read_text()
     assert len(read_spikes("spikes.h5")["cortex.L4e"][0]) > 0
-    # The state goes on in one process.
+    # The state continues in one process.
     longer = answer(capsys, *words[:3], "--trials", 2)
     again = answer(capsys, *words[:3], "--trials", 2, "--checkpoint", "state", "--resume")
     assert again["fingerprint"] == longer["fingerprint"]
@@ -210,22 +210,24 @@ def test_a_run_in_two_parts_is_the_whole(here, capsys, whole, part):
         assert found[name] == expected[name]
 
 
-def test_ctrl_c_keeps_the_state_to_go_on_from(here, capsys, monkeypatch):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_save_the_state(number, status, here, capsys, monkeypatch):
     words = ["brain.toml", "--task", "cue-action", "--trials", 3]
     expected = answer(capsys, *words)
     run_trial = CueActionTask.run_trial
 
     def interrupted(task):
         if not task.trials:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return run_trial(task)
 
     with monkeypatch.context() as patch:
         patch.setattr(CueActionTask, "run_trial", interrupted)
-        assert run(*words, "--checkpoint", "state", "--sequential", "--json") == 130
+        assert run(*words, "--checkpoint", "state", "--sequential", "--json") == status
     printed = capsys.readouterr()
     assert json.loads(printed.out)["trials"] == 1
     assert printed.err.startswith("interrupted at 680 ms of model time; state in state")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert answer(capsys, *words, "--checkpoint", "state", "--resume")["fingerprint"] == expected["fingerprint"]
 
 
@@ -267,10 +269,10 @@ def test_a_file_to_start_from(here, capsys):
         (["wrong.toml"], "wrong.toml: regions.cortex.kind: there is no kind of region 'kortex'"),
         (["brain.toml", "--stimulus", "no.csv"], "no.csv: cannot be read"),
         (["brain.toml", "--stimulus", "wrong.csv"], "wrong.csv: line 3: no sensor 'nose'"),
-        (["brain.toml", "--stimulus", "cues.csv", "--task", "delayed"], "--task says how long"),
-        (["brain.toml", "--task", "delayed", "--time-ms", "5"], "--task says how long"),
-        (["brain.toml", "--html", "page.html"], "--html is the report of a task"),
-        (["brain.toml", "--resume"], "--resume: say with --checkpoint"),
+        (["brain.toml", "--stimulus", "cues.csv", "--task", "delayed"], "--task defines the length"),
+        (["brain.toml", "--task", "delayed", "--time-ms", "5"], "--task defines the length"),
+        (["brain.toml", "--html", "page.html"], "--html writes the report of a task"),
+        (["brain.toml", "--resume"], "--resume: the folder is missing"),
         (["brain.toml", "--resume", "--checkpoint", "nowhere"], ""),
         (["brain.toml", "--checkpoint", "cues.csv"], ""),
         (["brain.toml", "--record", "no/such/spikes.h5"], "--record no/such/spikes.h5: the folder"),
@@ -283,15 +285,18 @@ def test_a_file_to_start_from(here, capsys):
         (["brain.toml", "--workers", "3", "--sequential"], "--workers 3 and --sequential"),
         (
             ["brain.toml", "--lockstep", "gloo"],
-            "--lockstep gloo: is for ranks that run the same command: neuraxis launch -n 4 -m neuraxis run brain.toml",
+            "--lockstep gloo: no launcher started this command; run neuraxis launch -n 4 -m neuraxis run brain.toml",
         ),
-        (["brain.toml", "--lockstep", "mpi"], "--lockstep mpi: is for ranks that run the same command: mpirun -n 4 "),
-        (["brain.toml", "--lockstep", "shm", "--workers", "2"], "--lockstep shm: the ranks run the brain: not with"),
-        (["brain.toml", "--lockstep", "shm", "--sequential"], "--lockstep shm: the ranks run the brain: not with"),
-        (["brain.toml", "--lockstep", "shm", "--on-worker-loss", "restart"], "--on-worker-loss restart: not with"),
+        (["brain.toml", "--lockstep", "mpi"], "--lockstep mpi: no launcher started this command; run mpirun -n 4 "),
+        (["brain.toml", "--lockstep", "shm", "--workers", "2"], "--lockstep shm: the ranks run the brain; leave out"),
+        (["brain.toml", "--lockstep", "shm", "--sequential"], "--lockstep shm: the ranks run the brain; leave out"),
+        (
+            ["brain.toml", "--lockstep", "shm", "--on-worker-loss", "restart"],
+            "--on-worker-loss restart: ranks",
+        ),
     ],
 )
-def test_what_cannot_be_run_is_one_line(here, capsys, words, message):
+def test_errors_are_one_line(here, capsys, words, message):
     Path("broken.toml").write_text("name = \n")
     Path("wrong.toml").write_text(Path("brain.toml").read_text().replace('kind = "cortex"', 'kind = "kortex"'))
     Path("wrong.csv").write_text(CUES.replace("40,60,cue", "40,60,nose"))
@@ -310,6 +315,6 @@ def test_the_state_of_another_task_is_refused(here, capsys):
     words = ["--checkpoint", "state", "--resume", "--sequential", "--json"]
     assert run("brain.toml", "--task", "delayed", "--trials", 2, *words) == 2
     assert "another" in capsys.readouterr().err
-    assert run("brain.toml", "--task", "cue-action", "--trials", 2, "--seed", 4, *words) == 2
+    assert run("brain.toml", "--task", "cue-action", "--trials", 2, "--seed", 4, *words) == 1
     assert "seed was 1, here it is 4" in capsys.readouterr().err
     assert np.array_equal(before, np.frombuffer(Path("state/manifest.json").read_bytes(), np.uint8))

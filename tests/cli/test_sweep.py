@@ -1,13 +1,13 @@
-"""`neuraxis sweep`: a grid of brains on real workers, gone on with after any end, and one table of it."""
+"""`neuraxis sweep`: a grid of brains on real workers, resumed after any interruption, and its table."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,18 +25,18 @@ from matplotlib.figure import Figure
 
 from neuraxis.brain import BrainBuilder, write_spec
 from neuraxis.cli.run import run as run_app
-from neuraxis.cli.sweep import _tell
+from neuraxis.cli.sweep import _print
 from neuraxis.cli.sweep import sweep as sweep_app
 from neuraxis.cluster import DaskCluster
-from neuraxis.cluster.software import as_code
-from neuraxis.engine.warm import warm_up
-from neuraxis.observe.sweep import SweepRun
-from neuraxis.observe.sweep_cell import run_cell
-from neuraxis.observe.sweep_plan import Cell
+from neuraxis.cluster.worker import as_code
+from neuraxis.engine.precompile import warm_up
+from neuraxis.imports import install_command
+from neuraxis.sweep.plan import Cell
+from neuraxis.sweep.run import SweepRun, run_cell
 from neuraxis.version import __version__
 from tests.brain.test_brain import small
 from tests.cluster.conftest import helpers_of_dask, keys_in, others_in  # noqa: F401 - the first is a fixture
-from tests.crew.nursery import SEARCH_PATH
+from tests.ranks.fork_server import SEARCH_PATH
 
 LIMIT_S = 60
 NEURONS = "regions.cortex.config.neurons"
@@ -45,7 +45,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """What stays once it was used: compiled kernels, matplotlib's fonts, a process of Python's."""
+    """Initialize resources that stay open: compiled kernels, matplotlib's fonts, a helper process of Python."""
     resource_tracker.ensure_running()
     warm_up()
     Figure().text(0, 0, "words").figure.savefig(io.BytesIO())
@@ -68,7 +68,7 @@ def call(app, *words):
 
 
 def swept(capsys, *words, status=0):
-    """What the command prints as JSON."""
+    """Return the printed JSON of the command."""
     found = call(sweep_app, *words, "--json")
     printed = capsys.readouterr()
     assert found == status, printed.err
@@ -76,7 +76,7 @@ def swept(capsys, *words, status=0):
 
 
 def fingerprint(capsys, *words):
-    """That of `neuraxis run`."""
+    """Return the fingerprint that `neuraxis run` prints."""
     assert call(run_app, *words, "--sequential", "--json") == 0
     return json.loads(capsys.readouterr().out)["fingerprint"]
 
@@ -84,7 +84,7 @@ def fingerprint(capsys, *words):
 # --- what it gives ---
 
 
-def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monkeypatch):
+def test_cells_equal_single_runs_and_are_not_repeated(here, capsys, monkeypatch):
     words = ["brain.toml", "--set", f"{NEURONS}=40,80", "--time-ms", 20, "--workers", 2, "--out", "grid.csv"]
     with monkeypatch.context() as terminal:
         terminal.setattr(sys.stderr, "isatty", lambda: True)
@@ -95,7 +95,7 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     lines = printed.out.splitlines()
     assert lines[0].split()[:4] == ["cortex.neurons", "seeds", "cue", "(Hz)"]
     assert [line.split()[:2] for line in lines[1:3]] == [["40", "2"], ["80", "2"]]
-    assert "4 cells: 4 run now, 0 kept from before, 0 failed" in printed.out
+    assert "4 cells: 4 run, 0 from an earlier run, 0 failed" in printed.out
 
     with open("grid.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -106,7 +106,7 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert rows[0]["fingerprint"] == fingerprint(capsys, "forty.toml", "--time-ms", 20)
     assert {"rates_hz.cortex", "time_ms", "neurons", "real_time_factor", "wall_s", "error"} <= set(rows[0])
     assert Path("grid.png").read_bytes().startswith(PNG)
-    assert not list(Path("grid.csv.cells").glob(".*.tmp"))
+    assert not list(Path("grid.csv.cells").glob(".*.tmp*"))
 
     # The same again runs nothing, and a larger grid what is new.
     times = {path.name: path.stat().st_mtime_ns for path in Path("grid.csv.cells").glob("*.json")}
@@ -117,9 +117,9 @@ def test_cells_are_what_single_runs_are_and_are_not_repeated(here, capsys, monke
     assert [row["seed"] for row in larger["rows"]] == [1, 2, 7, 1, 2, 7]
     for name, changed in times.items():
         assert Path("grid.csv.cells", name).stat().st_mtime_ns == changed
-    # What is kept is forgotten when the cluster is there, and not before.
-    nowhere = ["--scheduler", "tcp://127.0.0.1:1", "--connect-timeout-s", 0.2]
-    assert call(sweep_app, *words, "--seeds", 2, "--fresh", *nowhere) == 2
+    # Stored results are removed only after the cluster has started.
+    nowhere = ["--scheduler", "tcp://127.0.0.1:1", "--connect-timeout", 0.2]
+    assert call(sweep_app, *words, "--seeds", 2, "--fresh", *nowhere) == 1
     assert times.keys() <= {path.name for path in Path("grid.csv.cells").glob("*.json")}
 
 
@@ -172,7 +172,25 @@ def create(config, device):
 """
 
 
-def test_cells_that_fail_are_told_and_can_be_tried_again(here, capsys):
+def test_a_change_of_the_code_of_a_region_runs_its_cells_again(here, capsys):
+    (here / "gain.py").write_text("GAIN = 1\n")
+    (here / "tuned.py").write_text(
+        "import numpy as np\nfrom gain import GAIN\n\nclass Tuned:\n    def process_events(self, now_ms, events):\n"
+        "        return np.arange(GAIN)\n\ndef create(config, device):\n    return Tuned()\n"
+    )
+    builder = BrainBuilder("tuned").sensor("cue", 4).python_region("tuned", "tuned:create", neurons=4, tick_ms=1.0)
+    write_spec(builder.pathway("cue", "tuned", 1.0).spec(), "tuned.toml")
+    words = ["tuned.toml", "--time-ms", 10, "--workers", 1]
+    first = swept(capsys, *words)
+    assert swept(capsys, *words)["ran"] == 0
+    (here / "gain.py").write_text("GAIN = 2\n")
+    second = swept(capsys, *words)
+    assert second["ran"] == 1
+    rates = [run["rows"][0]["rates_hz.tuned"] for run in (first, second)]
+    assert rates[1] == 2 * rates[0] > 0
+
+
+def test_failed_cells_are_reported_and_can_be_retried(here, capsys):
     (here / "moody.py").write_text(REGION)
     builder = BrainBuilder("moody").sensor("cue", 4).python_region("mood", "moody:create")
     write_spec(builder.pathway("cue", "mood", 1.0).spec(), "moody.toml")
@@ -182,11 +200,11 @@ def test_cells_that_fail_are_told_and_can_be_tried_again(here, capsys):
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):  # one worker that dies is enough
         assert call(sweep_app, *words) == 1
     printed = capsys.readouterr()
-    assert "3 cells: 3 run now, 0 kept from before, 2 failed" in printed.out
+    assert "3 cells: 3 run, 0 from an earlier run, 2 failed" in printed.out
     fails, dies, remedy = printed.err.splitlines()
     assert fails.startswith("failed: regions.mood.config.word=fails, ")
     assert "RuntimeError: not in the mood" in fails
-    assert "TaskLost: gather: 1 worker died" in dies
+    assert "TaskLost: 1 worker died" in dies
     assert "--retry-failed" in remedy
     with open("sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -217,14 +235,14 @@ def started(*words):
 
 def wait_for_cells(process, count):
     deadline = time.monotonic() + LIMIT_S
-    while len(done := list(Path("sweep.csv.cells").glob("*.json"))) < count:
+    while len(done := list(Path("sweep.csv.cells").glob("[!.]*.json"))) < count:
         assert process is None or process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return done
 
 
-def test_it_goes_on_after_ctrl_c_and_kill(here, capsys):
+def test_it_continues_after_ctrl_c_and_kill(here, capsys):
     words = ["brain.toml", "--time-ms", 400, "--workers", 1, "--seeds"]
     with started(*words, 500) as process:
         wait_for_cells(process, 1)
@@ -232,21 +250,21 @@ def test_it_goes_on_after_ctrl_c_and_kill(here, capsys):
         out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, err
     first = wait_for_cells(process, 0)
-    assert err == f"interrupted after {len(first)} of 500 cells; the same command goes on from there\n"
-    assert f"500 cells: {len(first)} run now, 0 kept" in out
+    assert err == f"interrupted after {len(first)} of 500 cells; the same command continues from there\n"
+    assert f"500 cells: {len(first)} run, 0 from an earlier run" in out
     with open("sweep.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(first)
 
     with started(*words, 500) as process:
         second = wait_for_cells(process, len(first) + 1)
         assert call(sweep_app, *words, 500) == 2  # one at a time
-        assert "another sweep is at work there" in capsys.readouterr().err
+        assert "another sweep uses this folder" in capsys.readouterr().err
         process.kill()
         process.communicate(timeout=LIMIT_S)
     times = {path: path.stat().st_mtime_ns for path in second}
     Path("sweep.csv.cells", ".torn.tmp").write_text("{")
     found = swept(capsys, *words, len(second) + 1)
-    assert found["ran"] <= 1  # the one that was killed may have kept one more, or been about to
+    assert found["ran"] <= 1  # the killed run may have stored one more, or have been about to
     assert [row["seed"] for row in found["rows"]] == list(range(1, len(second) + 2))
     assert all(path.stat().st_mtime_ns == changed for path, changed in times.items())
     assert not Path("sweep.csv.cells", ".torn.tmp").exists()
@@ -265,11 +283,13 @@ def test_on_a_cluster_of_others(here, capsys):
         # It dies in the middle.
         killer = threading.Thread(target=lambda: (wait_for_cells(scheduler, 2), scheduler.kill()))
         killer.start()
-        assert call(sweep_app, *words, "--time-ms", 400, "--seeds", 500, "--scheduler", others.address) == 2
+        assert call(sweep_app, *words, "--time-ms", 400, "--seeds", 500, "--scheduler", others.address) == 1
         killer.join()
-        assert f"the scheduler at {others.address} is gone" in capsys.readouterr().err
+        reported = capsys.readouterr().err
+        kept = r"The results of \d+ of 500 cells are kept: the same command runs the others"
+        assert re.search(rf"neuraxis sweep: the scheduler at {others.address} is gone.* {kept}", reported)
         assert len(wait_for_cells(None, 2)) < 500
-    assert call(sweep_app, *words, "--fresh", "--scheduler", others.address, "--connect-timeout-s", 1) == 2
+    assert call(sweep_app, *words, "--fresh", "--scheduler", others.address, "--connect-timeout", 1) == 1
     assert "no Dask scheduler answers there within 1 s" in capsys.readouterr().err
 
 
@@ -291,12 +311,12 @@ def test_workers_unlike_this_program_are_named_and_none_is_waited_for_for_ever(h
             cluster.client.wait_for_workers(2, timeout=LIMIT_S)
             address = {pid: address for address, pid in cluster.client.run(os.getpid).items()}
             none, old = (address[process.pid] for process in unlike)
-            assert call(sweep_app, *words) == 2
-            told = capsys.readouterr().err
-            assert f"of 2 workers of {others.address} some lack neuraxis {__version__}" in told
-            assert f"{none} has no neuraxis" in told
-            assert f"{old} has neuraxis 0.0.1" in told
-            # One that comes later, when the cells are under way, says so as well, and lives.
+            assert call(sweep_app, *words) == 1
+            reported = capsys.readouterr().err
+            assert f"of 2 workers of {others.address} some lack neuraxis {__version__}" in reported
+            assert f"{none} has no neuraxis" in reported
+            assert f"{old} has neuraxis 0.0.1" in reported
+            # A worker that joins while cells run reports the mismatch as well, and continues.
             for worker, reason in ((none, "cannot import neuraxis"), (old, "has neuraxis 0.0.1, and this program")):
                 with pytest.raises(ImportError, match=reason):
                     cluster.gather(cluster.submit(as_code(run_cell), {}, workers=[worker], pure=False), timeout=LIMIT_S)
@@ -304,9 +324,9 @@ def test_workers_unlike_this_program_are_named_and_none_is_waited_for_for_ever(h
         for process in unlike:
             process.kill()
             process.wait()
-        assert call(sweep_app, *words, "--no-workers-s", 1) == 2
-        told = capsys.readouterr().err
-        assert f"the scheduler at {others.address} has had no workers for 1 s; start some, and do this again" in told
+        assert call(sweep_app, *words, "--no-workers-timeout", 1) == 1
+        reported = capsys.readouterr().err
+        assert f"the scheduler at {others.address} has had no workers for 1 s; start some and try again" in reported
         others.start_worker()
         assert swept(capsys, *words)["rows"][0]["fingerprint"] == fingerprint(capsys, *words[:3])
     assert call(sweep_app, "brain.toml", *where, "--tls-key", "my.key") == 2
@@ -327,36 +347,39 @@ def test_workers_unlike_this_program_are_named_and_none_is_waited_for_for_ever(h
         (["--set", "region.cortex.config.neurons=1"], "region: there is no such field; did you mean 'regions'?"),
         (["--set", f"{NEURONS}s=80,160"], f"{NEURONS}s: there is no such field; did you mean 'neurons'?"),
         (["--set", "regions.cortex.neuron=1"], "regions.cortex.neuron: there is no such field; did you mean 'neurons'"),
-        (["--set", "pathways[9].weight=1"], "pathways[9]: there is no such one; "),
-        (["--set", "pathways[thalamus->kortex].weight=1"], "pathways[thalamus->kortex]: there is no such one; did you"),
+        (["--set", "pathways[9].weight=1"], "pathways[9]: there is no such entry; "),
+        (["--set", "pathways[thalamus->kortex].weight=1"], "pathways[thalamus->kortex]: there is no such entry; did"),
         (["--set", "dt_ms.x=1"], "dt_ms: is 0.1, which has no field 'x'"),
         (["--set", f"{NEURONS}=80,many"], f"{NEURONS}: Expected int, got str (with --set {NEURONS}=many)"),
-        (["--set", f"{NEURONS}=80", "--set", f"{NEURONS}=160"], f"--set {NEURONS}: is there twice"),
-        (["--set", f"{NEURONS}=80,80"], f"--set {NEURONS}=80,80: the value 80 is there twice"),
+        (["--set", f"{NEURONS}=80", "--set", f"{NEURONS}=160"], f"--set {NEURONS}: is given twice"),
+        (["--set", f"{NEURONS}=80,80"], f"--set {NEURONS}=80,80: the value 80 is given twice"),
         (["--set", f"{NEURONS}"], f"--set {NEURONS}: a field and its values are expected"),
-        (["--set", f"{NEURONS}="], f"--set {NEURONS}=: there is no value behind the ="),
-        (["--set", "seed=1,2"], "--set seed: say how many, or which, with --seeds"),
-        (["--seeds", "none"], "--seeds none: how many is expected"),
+        (["--set", f"{NEURONS}="], f"--set {NEURONS}=: give a value after the ="),
+        (["--set", "seed=1,2"], "--set seed: use --seeds"),
+        (["--seeds", "none"], "--seeds none: a number of seeds is expected"),
         (["--seeds", "0"], "--seeds=0"),
-        (["--seeds", "3,3"], "--seeds 3,3: a seed is there twice"),
+        (["--seeds", "3,3"], "--seeds 3,3: a seed is given twice"),
         (["--seed", "-1"], "--seed=-1"),
-        (["--task", "delayed", "--time-ms", "5"], "--task says how long"),
+        (["--task", "delayed", "--time-ms", "5"], "--task defines the length"),
         (["--trials", "0"], "--trials=0"),
         (["--stimulus", "no.csv"], "--stimulus"),
-        (["--out", "sweep.xlsx"], "--out sweep.xlsx: a name that ends in .csv or .parquet is expected"),
+        (["--out", "sweep.xlsx"], "--out sweep.xlsx: a file name that ends in .csv or .parquet is expected"),
         (["--out", "no/such/sweep.csv"], "--out no/such/sweep.csv: the folder"),
-        (["--plot", "sweep.pdf"], "--plot sweep.pdf: a name that ends in .png"),
+        (["--plot", "sweep.pdf"], "--plot sweep.pdf: the name must end in .png"),
         (["--workers", "0"], "--workers=0"),
         (["--threads", "0"], "--threads=0"),
         (["--memory-limit", "much"], "memory_limit='much'"),
         (["--scheduler", "nowhere"], "scheduler_address='nowhere'"),
-        (["--scheduler", "tls://127.0.0.1:1"], "--scheduler tls://127.0.0.1:1: keys are needed: --tls-ca, --tls-cert"),
-        (["--no-workers-s", "0"], "--no-workers-s=0"),
+        (
+            ["--scheduler", "tls://127.0.0.1:1"],
+            "--scheduler tls://127.0.0.1:1: keys are missing; add --tls-ca",
+        ),
+        (["--no-workers-timeout", "0"], "--no-workers-timeout=0"),
         (["--set", "reward.dopamine=2026-01-31"], "2026-01-31 is a date or a time, which no field takes"),
-        (["--tls-ca", "ca.pem"], "--tls-ca, --tls-cert and --tls-key: are for a --scheduler with TLS"),
+        (["--tls-ca", "ca.pem"], "--tls-ca, --tls-cert and --tls-key are for a --scheduler with TLS"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(here, capsys, words, message):
+def test_errors_are_one_line(here, capsys, words, message):
     before = sorted(path.name for path in here.iterdir())
     file = [] if words == ["nowhere.toml"] else ["brain.toml"]
     assert call(sweep_app, *file, *words) == 2
@@ -368,9 +391,9 @@ def test_what_cannot_be_run_is_one_line(here, capsys, words, message):
     assert sorted(path.name for path in here.iterdir()) == before
 
 
-def test_what_is_no_number_is_null_in_json(capsys):
+def test_nan_and_infinity_are_null_in_json(capsys):
     cell = Cell({"a": math.inf}, 2**64 - 1, "", "k")
-    _tell(SweepRun([cell], [{"answer": {"accuracy": math.nan}}], 1, False), Path("t.csv"), Path("t.png"), True)
+    _print(SweepRun([cell], [{"answer": {"accuracy": math.nan}}], 1, False), Path("t.csv"), Path("t.png"), True)
 
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
@@ -379,8 +402,8 @@ def test_what_is_no_number_is_null_in_json(capsys):
     assert found["rows"] == [{"a": None, "seed": 2**64 - 1, "accuracy": None, "error": None}]
 
 
-def test_without_dask_it_says_what_to_install(here, capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "dask" else find(name, *rest))
-    assert call(sweep_app, "brain.toml") == 2
-    assert "pip install 'neuraxis[dask]'" in capsys.readouterr().err
+def test_without_dask_it_prints_an_install_command(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask", None)
+    monkeypatch.delattr("neuraxis.cluster.DaskCluster", raising=False)  # a name that was used stays
+    assert call(sweep_app, "brain.toml") == 1
+    assert install_command("dask") in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Clusters for the tests of this folder, and schedulers of others to join."""
+"""Clusters for the tests of this folder, and external schedulers to join."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from distributed import Security
 
 from neuraxis.cluster import DaskCluster
-from tests.crew.nursery import SEARCH_PATH
+from tests.ranks.fork_server import SEARCH_PATH
 
 LIMIT_S = 30
 
 
 @pytest.fixture(scope="session", autouse=True)
 def helpers_of_dask() -> None:
-    """What Python and Dask start when they are first used, and keep until the process ends."""
+    """Start the threads and processes that Python and Dask keep until the process ends."""
     resource_tracker.ensure_running()
     with DaskCluster(n_workers=1, threads_per_worker=1) as cluster:
         (there,) = cluster.scatter([np.zeros(10_000_000, np.uint8)])
@@ -34,14 +34,14 @@ def helpers_of_dask() -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[DaskCluster]:
-    """One for each test: it starts in half a second, and how many connections Dask keeps open nobody can foresee."""
+    """A new cluster per test: it starts in half a second, and the number of connections that Dask keeps open varies."""
     with DaskCluster(n_workers=2, threads_per_worker=1) as cluster:
         yield cluster
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Files of one cluster: its authority, and what all who belong to it show and keep."""
+    """Files of one cluster: its CA certificate, and the certificate and key of its members."""
 
     ca: Path
     certificate: Path
@@ -62,7 +62,7 @@ def keys_in(folder: Path) -> Keys:
 
 
 class Others:
-    """A scheduler, and workers of it, that somebody else has started; with TLS if there are keys."""
+    """An external scheduler with workers; with TLS if there are keys."""
 
     def __init__(self, folder: Path, keys: Keys | None = None) -> None:
         self._folder = folder

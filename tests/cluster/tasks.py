@@ -1,4 +1,4 @@
-"""Functions that the tests have workers run."""
+"""Functions that workers run in the tests."""
 
 from __future__ import annotations
 

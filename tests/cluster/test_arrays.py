@@ -1,4 +1,4 @@
-"""Tensors as Dask arrays and back: the same memory where that is possible, the same values always."""
+"""Tensors as Dask arrays and back: shared memory where possible, equal values always."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neuraxis.errors import InvalidArgument, InvalidType
 
 @pytest.fixture(autouse=True)
 def no_threads_that_stay():
-    """Where there is no cluster, Dask would compute in threads, and keep them."""
+    """Compute without threads: without a cluster, Dask would start threads and keep them."""
     with dask.config.set(scheduler="synchronous"):
         yield
 
@@ -53,7 +53,7 @@ def test_chunks_are_views_of_the_tensor(library):
         assert np.shares_memory(block, np.asarray(values))
 
 
-def test_what_is_sent_to_a_worker_is_the_memory_of_the_tensor():
+def test_a_tensor_is_sent_to_a_worker_without_a_copy():
     values = torch.arange(4000.0).reshape(100, 40)
     first, last = memory(values)
     for block in blocks(tensor_to_dask(values, chunks=(50, -1))).values():
@@ -62,7 +62,7 @@ def test_what_is_sent_to_a_worker_is_the_memory_of_the_tensor():
         assert first <= memory(sent)[0] < memory(sent)[1] <= last
 
 
-def test_one_chunk_goes_there_and_back_without_a_copy():
+def test_one_chunk_round_trips_without_a_copy():
     values = torch.arange(12.0)
     back = dask_to_tensor(tensor_to_dask(values))
     assert back.data_ptr() == values.data_ptr()
@@ -91,7 +91,7 @@ def test_two_arrays_of_one_tensor_are_two():
     st.integers(1, 8),
     st.booleans(),
 )
-def test_any_array_in_any_chunks_is_the_same_when_it_comes_back(values, size, as_tensor):
+def test_any_array_in_any_chunks_round_trips(values, size, as_tensor):
     given = torch.from_numpy(values) if as_tensor else values
     array = tensor_to_dask(given, chunks=size)
     assert (array.shape, array.dtype) == (values.shape, values.dtype)
@@ -105,7 +105,7 @@ def test_any_array_in_any_chunks_is_the_same_when_it_comes_back(values, size, as
 
 
 @pytest.mark.parametrize("chunks", ["auto", -1, 3, (2, -1), (2, None), ((1, 4), (4,)), {0: 2}])
-def test_chunks_are_said_as_everywhere_in_dask(chunks):
+def test_chunks_take_all_forms_of_dask(chunks):
     values = np.arange(20).reshape(5, 4)
     array = tensor_to_dask(values, chunks=chunks)
     assert array.chunks == da.from_array(values, chunks=chunks).chunks
@@ -126,7 +126,7 @@ def test_types_that_numpy_lacks_are_widened_exactly(dtype):
     assert torch.equal(again.nan_to_num(7.0), values.float().nan_to_num(7.0))
 
 
-def test_half_precision_and_what_is_stored_in_another_sense():
+def test_half_precision_and_lazy_conjugates():
     halves = torch.tensor([1.5, -2.25, math.inf], dtype=torch.float16)
     assert torch.equal(dask_to_tensor(tensor_to_dask(halves)), halves)
     values = torch.tensor([1 + 2j, 3 - 4j])
@@ -144,7 +144,7 @@ def test_half_precision_and_what_is_stored_in_another_sense():
     ],
     ids=["backwards", "big-endian", "broadcast", "read-only"],
 )
-def test_what_torch_cannot_hold_as_it_is_is_copied(values):
+def test_arrays_that_torch_cannot_wrap_are_copied(values):
     back = dask_to_tensor(tensor_to_dask(values))
     assert back.numpy().tolist() == values.tolist()
     before = values.tolist()
@@ -152,7 +152,7 @@ def test_what_torch_cannot_hold_as_it_is_is_copied(values):
     assert values.tolist() == before
 
 
-def test_a_size_that_nobody_knows_yet():
+def test_an_array_of_unknown_size():
     values = torch.arange(10)
     array = tensor_to_dask(values, chunks=3)
     assert dask_to_tensor(array[array > 5]).tolist() == [6, 7, 8, 9]
@@ -174,7 +174,7 @@ def test_on_a_cluster(cluster):
     found = dask_to_tensor(processed)
     expected = torch.cat([torch.from_numpy(standardized(part.numpy())) for part in data.split(1000)])
     assert torch.equal(found, expected)
-    found += 1  # what came over the network can be written
+    found += 1  # received arrays are writable
     large = torch.arange(2_000_000.0)  # Dask would warn of a graph of this size
     assert torch.equal(dask_to_tensor(tensor_to_dask(large, chunks=500_000) * 2), large * 2)
     assert torch.equal(dask_to_tensor(tensor_to_dask(data[:, :1].to(torch.bfloat16))), data[:, :1].bfloat16().float())
@@ -189,18 +189,21 @@ def test_on_a_cluster(cluster):
     ("tensor", "message"),
     [
         ([1, 2], "tensor: a torch tensor or a NumPy array is expected, not list"),
-        (np.array([{}]), "tensor: an array of object holds Python objects"),
-        (torch.ones(2, requires_grad=True), "tensor: it has a gradient, which Dask does not know of; give tensor.det"),
-        (torch.ones(2, device="meta"), "tensor: it is on meta, and Dask's arrays are in main memory; give tensor.cpu"),
+        (np.array([{}]), "tensor: an array of object contains Python objects"),
+        (
+            torch.ones(2, requires_grad=True),
+            "tensor: it requires a gradient, which Dask does not support. Pass tensor.det",
+        ),
+        (torch.ones(2, device="meta"), "tensor: it is on meta, and Dask arrays are in main memory. Pass tensor.cpu"),
         (torch.ones(2).to(torch.float8_e8m0fnu), "tensor: NumPy has no type for torch.float8_e8m0fnu"),
-        (torch.eye(2).to_sparse(), "tensor: its layout is torch.sparse_coo; give tensor.to_dense()"),
+        (torch.eye(2).to_sparse(), "tensor: its layout is torch.sparse_coo. Pass tensor.to_dense()"),
     ],
     ids=["list", "objects", "gradient", "device", "no type", "sparse"],
 )
-def test_what_cannot_be_an_array_is_refused(tensor, message):
-    with pytest.raises(InvalidType) as told:
+def test_values_that_are_no_arrays_are_refused(tensor, message):
+    with pytest.raises(InvalidType) as raised:
         tensor_to_dask(tensor)
-    assert str(told.value).startswith(message)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("chunks", [(2, 2, 2), ((1, 2), (4,)), "many", (0.5, 1), object()])
@@ -209,7 +212,7 @@ def test_chunks_that_do_not_fit_are_refused(chunks):
         tensor_to_dask(np.zeros((5, 4)), chunks=chunks)
 
 
-def test_what_torch_has_no_type_for_is_refused():
+def test_dtypes_that_torch_lacks_are_refused():
     for array in (da.from_array(np.array(["text"])), da.zeros(2, dtype="M8[s]"), da.zeros(2, dtype=np.longdouble)):
         with pytest.raises(InvalidType, match="torch has no type for"):
             dask_to_tensor(array)

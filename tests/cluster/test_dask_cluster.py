@@ -1,4 +1,4 @@
-"""A Dask cluster as its user sees it: functions and data on workers, and what becomes of workers and schedulers."""
+"""A Dask cluster from a user's view: functions and data on workers, and lost workers and schedulers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 
 import dask
@@ -29,10 +30,11 @@ from neuraxis.errors import (
     InvalidType,
     TaskLost,
 )
+from neuraxis.imports import install_command
 from tests.cluster import tasks
 from tests.cluster.conftest import LIMIT_S, Others, keys_in
-from tests.crew.nursery import ROOT, SEARCH_PATH
-from tests.crew.stopping import go_on, stop
+from tests.ranks.fork_server import ROOT, SEARCH_PATH
+from tests.ranks.stopping import resume, stop
 
 
 def until(what, limit_s=LIMIT_S):
@@ -54,12 +56,12 @@ def test_functions_run_on_workers(cluster, tmp_path):
     pids = set(cluster.gather(cluster.map(tasks.pid, range(20), pure=False)))
     assert os.getpid() not in pids
     assert pids <= set(cluster.client.run(os.getpid).values())
-    # Results come in whatever their futures are in.
+    # Results have the container type of their futures.
     two, three = cluster.submit(tasks.square, 2), cluster.submit(tasks.square, 3)
     found = cluster.gather({"both": [two, three], "one": (two,), "plain": 5})
     assert found == {"both": [4, 9], "one": (4,), "plain": 5}
     assert cluster.gather([]) == []
-    # Futures come in the order in which they finish.
+    # Futures are yielded in the order of completion.
     late = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
     early = cluster.submit(tasks.square, 12)
     order = cluster.completed([late, early])
@@ -84,7 +86,7 @@ def test_data_are_sent_once_and_used_where_they_are(cluster):
     assert not cluster.client.amm.running()  # it would drop the copies
 
 
-def test_copies_are_made_of_what_is_computed_however_long_that_takes(cluster, tmp_path):
+def test_results_are_replicated_however_long_the_computation_takes(cluster, tmp_path):
     cluster.settings = replace(cluster.settings, timeout=0.5)
     late = cluster.submit(tasks.wait_for, str(tmp_path / "go"))
     timer = threading.Timer(1, (tmp_path / "go").touch)
@@ -96,7 +98,7 @@ def test_copies_are_made_of_what_is_computed_however_long_that_takes(cluster, tm
         cluster.replicate([late, cluster.submit(tasks.refuse, 17)])
 
 
-def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
+def test_workers_are_described_and_listen_on_loopback_only(cluster):
     info = cluster.get_worker_info()
     assert len(info) == 2
     for address, worker in info.items():
@@ -105,7 +107,7 @@ def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
     assert cluster.is_running
     assert repr(cluster) == (
         f"<DaskCluster {cluster.scheduler_address}: 2 workers x 1 threads, 3.73 GiB each; "
-        "no dashboard: pip install bokeh>"
+        f"no dashboard: {install_command('', 'bokeh')}>"
     )
     assert cluster.dashboard_link is None
     workers = set(cluster.client.run(os.getpid).values())
@@ -120,7 +122,7 @@ def test_what_workers_are_is_told_and_they_listen_on_loopback_alone(cluster):
 # --- what goes wrong ---
 
 
-def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluster, tmp_path):
+def test_an_error_of_a_task_is_raised_here_and_a_wait_can_time_out(cluster, tmp_path):
     with pytest.raises(LookupError, match="17 is not here"):
         cluster.gather(cluster.map(tasks.refuse, [17]))
     with pytest.raises(FileNotFoundError, match="/there/is/no/such/file"):  # an OSError, and not of the connection
@@ -141,9 +143,9 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         cluster.submit(3)
     with pytest.raises(InvalidArgument, match="timeout=0"):
         cluster.gather([], timeout=0)
-    with pytest.raises(InvalidArgument, match=r"map: what to run the function on is missing"):
+    with pytest.raises(InvalidArgument, match=r"map: there is nothing to map over"):
         cluster.map(tasks.square)
-    with pytest.raises(InvalidType, match=r"map: 3 is nothing to go through element by element"):
+    with pytest.raises(InvalidType, match=r"map: 3 is not iterable"):
         cluster.map(tasks.square, 3)
 
 
@@ -153,26 +155,30 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         ({"n_workers": 0}, InvalidArgument, "n_workers=0: must be 1 or more"),
         ({"n_workers": 2.0}, InvalidType, "n_workers=2.0: a whole number is expected"),
         ({"threads_per_worker": -1}, InvalidArgument, "threads_per_worker=-1"),
-        ({"memory_limit": "much"}, InvalidArgument, "memory_limit='much': a size such as"),
+        ({"memory_limit": "much"}, InvalidArgument, "memory_limit='much' is not a size such as"),
         ({"memory_limit": 1.5}, InvalidType, "memory_limit=1.5"),
         ({"memory_limit": "1kB"}, InvalidArgument, "memory_limit='1kB': a worker needs 64MiB or more"),
-        ({"scheduler_address": "nowhere"}, InvalidArgument, "scheduler_address='nowhere': an address such as"),
+        ({"scheduler_address": "nowhere"}, InvalidArgument, "scheduler_address='nowhere' is not an address such as"),
         ({"scheduler_address": "tcp://127.0.0.1:99999"}, InvalidArgument, "scheduler_address='tcp://127.0.0.1:99999'"),
-        ({"scheduler_address": "ftp://127.0.0.1:21"}, InvalidArgument, "scheduler_address='ftp://127.0.0.1:21': Dask"),
+        (
+            {"scheduler_address": "ftp://127.0.0.1:21"},
+            InvalidArgument,
+            "scheduler_address='ftp://127.0.0.1:21': the scheme",
+        ),
         ({"scheduler_address": 8786}, InvalidType, "scheduler_address=8786"),
         ({"security": "tls"}, InvalidType, "security='tls'"),
         ({"security": Security()}, InvalidArgument, "security=Security(require_encryption=False"),
         (
             {"scheduler_address": "tls://127.0.0.1:1"},
             InvalidArgument,
-            "scheduler_address='tls://127.0.0.1:1': keys are needed",
+            "scheduler_address='tls://127.0.0.1:1': tls:// needs keys",
         ),
         (
             {"scheduler_address": "tcp://127.0.0.1:1", "security": Security(require_encryption=True)},
             InvalidArgument,
-            "scheduler_address='tcp://127.0.0.1:1': with keys it begins with tls://",
+            "scheduler_address='tcp://127.0.0.1:1': with keys the address must begin with tls://",
         ),
-        ({"security": True, "scheduler_address": "127.0.0.1:1"}, InvalidArgument, "security=True: makes keys"),
+        ({"security": True, "scheduler_address": "127.0.0.1:1"}, InvalidArgument, "security=True creates keys"),
         ({"timeout": 0}, InvalidArgument, "timeout=0"),
         (
             {"scheduler_address": "ucx://127.0.0.1:1"},
@@ -182,17 +188,17 @@ def test_what_a_task_raises_is_raised_here_and_a_wait_can_have_a_deadline(cluste
         (
             {"scheduler_address": "tls://127.0.0.1:1", "security": Security(require_encryption=True)},
             InvalidArgument,
-            "security: the client has no certificate, or no authority",
+            "security: the client has no certificate, or no CA certificate",
         ),
     ],
 )
-def test_wrong_arguments_are_told_when_it_is_made(arguments, error, message):
-    with pytest.raises(error) as told:
+def test_invalid_arguments_raise_at_construction(arguments, error, message):
+    with pytest.raises(error) as raised:
         DaskCluster(**arguments)
-    assert str(told.value).startswith(message)
+    assert str(raised.value).startswith(message)
 
 
-def test_keys_that_cannot_be_used_are_told_when_it_is_made(tmp_path):
+def test_unusable_keys_raise_at_construction(tmp_path):
     keys = keys_in(tmp_path)
 
     def refused(match, **other):
@@ -221,9 +227,21 @@ def test_it_must_run_and_can_run_again():
             future = cluster.submit(tasks.square, 9)
             assert cluster.gather(future) == 81
         assert not cluster.is_running
-        cluster.stop()
+        cluster.close()
         with pytest.raises(ClusterClosed):
             cluster.gather(future)
+
+
+def test_stop_is_close_and_no_workers_s_is_a_deprecated_name():
+    cluster = DaskCluster(n_workers=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cluster.stop()
+        cluster.completed([], no_workers_timeout=1.0)
+    with pytest.warns(DeprecationWarning, match="Use no_workers_timeout="):
+        cluster.completed([], no_workers_s=1.0)
+    with pytest.raises(InvalidArgument, match="no_workers_timeout=0"):
+        cluster.completed([], no_workers_timeout=0)
 
 
 def test_keys_keep_others_out():
@@ -244,7 +262,7 @@ def test_keys_keep_others_out():
 # --- workers that die ---
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing_but_time(tmp_path):
+def test_a_killed_worker_loses_no_result(tmp_path):
     with DaskCluster(n_workers=2, threads_per_worker=1) as cluster:
         values = np.arange(12.0).reshape(6, 2)
         squares = tensor_to_dask(values, chunks=(1, -1)).map_blocks(
@@ -256,6 +274,19 @@ def test_a_worker_killed_in_the_middle_costs_nothing_but_time(tmp_path):
         until(lambda: len(list(tmp_path.glob("pid-*"))) == 3)  # one that was started in its place
         (tmp_path / "go").touch()
         assert np.array_equal(cluster.gather(future, timeout=LIMIT_S), values**2)
+
+
+def test_scattered_data_are_lost_with_their_worker_unless_others_have_a_copy():
+    with DaskCluster(n_workers=2, threads_per_worker=1) as cluster:
+        lost, kept = cluster.scatter([7])[0], cluster.scatter([8], broadcast=True)[0]
+        [[holder]] = cluster.client.who_has(lost).values()
+        until(lambda: len(next(iter(cluster.client.who_has(kept).values()))) == 2)
+        os.kill(cluster.client.run(os.getpid)[holder], signal.SIGKILL)
+        until(lambda: holder not in cluster.client.scheduler_info()["workers"])
+        for wanted in (lost, cluster.submit(tasks.square, lost)):
+            with pytest.raises(ClusterError, match="scatter them again"):
+                cluster.gather(wanted, timeout=LIMIT_S)
+        assert cluster.gather(cluster.submit(tasks.square, kept), timeout=LIMIT_S) == 64
 
 
 def test_a_task_that_ends_every_worker_is_given_up():
@@ -310,7 +341,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     assert not alive
 
 
-def test_a_program_without_a_main_guard_is_told_so(tmp_path):
+def test_a_program_without_a_main_guard_gets_a_clear_error(tmp_path):
     (tmp_path / "forgetful.py").write_text(PARENT.replace('if __name__ == "__main__":', "if True:"))
     done = subprocess.run(
         [sys.executable, str(tmp_path / "forgetful.py"), str(tmp_path)],
@@ -328,7 +359,7 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
 # --- a scheduler of others ---
 
 
-def test_a_cluster_that_was_joined_stays_as_it_is(others: Others):
+def test_closing_leaves_a_joined_cluster_running(others: Others):
     others.start_scheduler()
     worker = others.start_worker()
     with DaskCluster(scheduler_address=others.address) as cluster:
@@ -356,22 +387,22 @@ def test_clusters_side_by_side_and_in_several_threads(others: Others, tmp_path):
     assert len([name for name in there if name.startswith("Client-")]) == 2
     during = [handler.level for handler in logging.getLogger("distributed").handlers]
 
-    # What waits for one that is stopped is told that, and not that its scheduler is gone.
-    told = []
+    # The error of a wait names the stopped cluster, not a lost scheduler.
+    reported = []
 
     def wait():
         try:
             first.gather(first.submit(tasks.square, 3))
         except ClusterError as error:
-            told.append(error)
+            reported.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     until(lambda: first.client.futures)
     first.stop()
     waiting.join(LIMIT_S)
-    assert [type(error) for error in told] == [ClusterClosed]
-    # The one that goes on has Dask's settings still, and after it they are as they were.
+    assert [type(error) for error in reported] == [ClusterClosed]
+    # The remaining cluster keeps Dask's settings; after it they are restored.
     assert dask.config.get("scheduler") == "dask.distributed"
     assert [handler.level for handler in logging.getLogger("distributed").handlers] == during
     second.stop()
@@ -389,11 +420,11 @@ def test_a_scheduler_that_dies_or_hangs_is_an_error(others: Others, tmp_path):
         with pytest.raises(ClusterTimeout, match=f"the scheduler at {others.address} has not answered for 1 s"):
             cluster.gather(never)
         assert repr(cluster).startswith(f"<DaskCluster joined {others.address}; dashboard http://127.0.0.1:")
-        go_on(scheduler.pid)
+        resume(scheduler.pid)
         array = da.ones(4, chunks=2).map_blocks(tasks.note_and_wait, folder=str(tmp_path), meta=np.empty(0))
         client = cluster.client
         killer = threading.Thread(target=lambda: (until(lambda: len(client.futures) == 3), scheduler.kill()))
-        killer.start()  # as soon as the two chunks are asked for
+        killer.start()  # as soon as the two chunks are requested
         with pytest.raises(ClusterError, match=f"dask_to_tensor: the scheduler at {others.address} is gone"):
             dask_to_tensor(array)
         killer.join()
@@ -422,4 +453,4 @@ def test_dask_loads_when_it_is_used():
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SEARCH_PATH}, cwd=ROOT, capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert "dask is not installed. pip install 'neuraxis[dask]'" in done.stderr
+    assert f"dask is not installed. Run: {install_command('dask')}" in done.stderr

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the nurseries that their ranks come from."""
+"""Fixtures of the tests of collectives: the fork servers of the ranks."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nurseries(nurseries: None) -> None:
-    """There before the first test, so that none of them leaves one behind."""
+def _fork_servers(fork_servers: None) -> None:
+    """Start the fork servers before the first test, so that the leak check ignores them."""

@@ -1,4 +1,4 @@
-"""Groups that end while something is under way in them."""
+"""Closing a group while operations are pending."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import neuraxis.distributed as dist
 from neuraxis.errors import CollectiveTimeout, CommunicatorClosed
-from tests.comm.ranks import run_ranks
+from tests.ranks.processes import run_ranks
 
 
 def _pending_receive() -> str:
@@ -22,7 +22,7 @@ def _pending_receive() -> str:
     return "told"
 
 
-def test_a_receive_that_outlives_its_context_is_told() -> None:
+def test_a_receive_that_outlives_its_context_raises() -> None:
     assert run_ranks(_pending_receive, 2) == ["told", "told"]
 
 
@@ -56,7 +56,7 @@ def _receive_after_a_timeout() -> list[float]:
         return [float(late[0]), float(wanted[0])]
 
 
-def test_a_receive_that_timed_out_takes_no_later_message() -> None:
+def test_a_timed_out_receive_consumes_no_later_message() -> None:
     assert run_ranks(_receive_after_a_timeout, 1) == [[0.0, 7.0]]
 
 
@@ -77,7 +77,7 @@ def _callback_that_raises() -> float:
         return float(data[0])
 
 
-def test_a_callback_that_raises_stops_nothing() -> None:
+def test_a_raising_callback_does_not_stop_the_others() -> None:
     assert run_ranks(_callback_that_raises, 2) == [2.0, 2.0]
 
 

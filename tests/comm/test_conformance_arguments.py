@@ -1,4 +1,4 @@
-"""Arguments that cannot be: refused before anything is sent, so that the group stays usable."""
+"""Invalid arguments: refused before anything is sent, so that the group stays usable."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp
 from neuraxis.errors import InvalidArgument, InvalidType
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, make, torch_module
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, make, torch_module
+from tests.ranks.checks import Checks
 
 
 def refused(context: Any, library: str) -> list[str]:
@@ -84,7 +84,7 @@ def refused(context: Any, library: str) -> list[str]:
         checks.equal(bool(text), True, "an error with words")
     for array in [*good, *doubles]:
         checks.equal(float(abs(array).sum()), 0.0, "arrays stay")
-    return checks.complaints + usable(context)
+    return checks.failures + usable(context)
 
 
 def refused_by_role(context: Any, library: str) -> list[str]:
@@ -112,7 +112,7 @@ def refused_by_role(context: Any, library: str) -> list[str]:
         else:
             checks.raises(InvalidArgument, dist.scatter, new(), good, root)
             checks.raises(InvalidArgument, dist.gather, new(), good, root)
-    return checks.complaints + usable(context)
+    return checks.failures + usable(context)
 
 
 def usable(context: Any) -> list[str]:
@@ -121,13 +121,13 @@ def usable(context: Any) -> list[str]:
     total = np.array([context.rank])
     dist.all_reduce(total, op=ReduceOp.SUM)
     checks("the group afterwards").equal(total.tolist(), [size * (size - 1) // 2])
-    return checks.complaints
+    return checks.failures
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("pattern", [refused, refused_by_role], ids=lambda p: p.__name__)
-def test_bad_arguments(crew: Crew, library: str, pattern: Any) -> None:
-    crew.check(pattern, library)
+def test_bad_arguments(rank_group: RankGroup, library: str, pattern: Any) -> None:
+    rank_group.check(pattern, library)
 
 
 def unshareable(context: Any) -> list[str]:
@@ -143,10 +143,10 @@ def unshareable(context: Any) -> list[str]:
         checks.raises(InvalidType, dist.broadcast, array, 0)
         checks.raises(InvalidType, dist.all_gather, [array] * size, array)
         checks.raises(InvalidType, dist.isend, array, 0)
-    checks("object dtype").contains(checks.raises(InvalidType, dist.all_reduce, objects), "object forms")
+    checks("object dtype").contains(checks.raises(InvalidType, dist.all_reduce, objects), "object collectives")
     checks("sparse").contains(checks.raises(InvalidType, dist.all_reduce, sparse), "to_dense")
-    return checks.complaints + usable(context)
+    return checks.failures + usable(context)
 
 
-def test_arrays_that_cannot_be_shared(crew: Crew) -> None:
-    crew.check(unshareable)
+def test_arrays_that_cannot_be_shared(rank_group: RankGroup) -> None:
+    rank_group.check(unshareable)

@@ -1,4 +1,4 @@
-"""Calls with async_op: order, completion, errors."""
+"""Asynchronous calls: order, completion, errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp, Work
 from neuraxis.errors import CollectiveTimeout
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, blank, content, folded, make, terms
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, blank, content, folded, make, terms
+from tests.ranks.checks import Checks
 
 
 def every_pattern(context: Any, library: str) -> list[str]:
@@ -65,20 +65,20 @@ def every_pattern(context: Any, library: str) -> list[str]:
         checks.same(gathered[other], of(other, 1) if rank == root else new(), "gather")
         checks.same(everywhere[other], of(other, 2), "all_gather")
         checks.same(exchanged[other], of(other, rank, 4), "all_to_all")
-    return checks.complaints
+    return checks.failures
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_pattern_at_once(crew: Crew, library: str) -> None:
-    crew.check(every_pattern, library)
+def test_every_pattern_at_once(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(every_pattern, library)
 
 
 def order(context: Any) -> list[str]:
-    """What is called later sees the result of what was called earlier, waited for or not."""
+    """A later call sees the result of an earlier one, whether or not it was waited for."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     for turn in range(20):
-        # Broadcast before product: (turn + 2) ** size. The other way round it would be another number.
+        # Broadcast before product: (turn + 2) ** size. The reverse order would give another number.
         array = np.array([turn + 2 + rank], np.int64)
         work = dist.broadcast(array, src=0, async_op=True)
         dist.all_reduce(array, op=ReduceOp.PRODUCT)
@@ -92,11 +92,11 @@ def order(context: Any) -> list[str]:
     works[-1].wait()
     checks("many").equal(array.tolist(), [float(size)])
     checks.equal([work.is_completed() for work in works], [True] * len(works), "all before the last are done")
-    return checks.complaints
+    return checks.failures
 
 
-def test_calls_keep_their_order(crew: Crew) -> None:
-    crew.check(order)
+def test_calls_keep_their_order(rank_group: RankGroup) -> None:
+    rank_group.check(order)
 
 
 def strided(context: Any) -> list[str]:
@@ -108,15 +108,15 @@ def strided(context: Any) -> list[str]:
     checks = Checks(rank)
     checks.equal(whole[:, ::2].tolist(), [[size * (size - 1) // 2] * 3] * 4)
     checks.equal(whole[:, 1::2].tolist(), [[rank] * 3] * 4, "gaps")
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_strided_array(crew: Crew) -> None:
-    crew.check(strided)
+def test_a_strided_array(rank_group: RankGroup) -> None:
+    rank_group.check(strided)
 
 
 def completion(context: Any) -> list[str]:
-    """A work is not done before the others have come: they come when this rank tells them to."""
+    """A work is not complete before the others have called: they call when this rank signals them."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     go = np.zeros(1)
@@ -141,10 +141,10 @@ def completion(context: Any) -> list[str]:
     else:
         dist.recv(go, src=0)
         dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_work_is_done_when_the_others_have_come(crew: Crew) -> None:
-    if crew.size == 1:
+def test_a_work_completes_when_all_ranks_have_called(rank_group: RankGroup) -> None:
+    if rank_group.size == 1:
         pytest.skip("a rank alone waits for nobody")
-    crew.check(completion)
+    rank_group.check(completion)

@@ -1,4 +1,4 @@
-"""Groups: some ranks move together, the others go on."""
+"""Groups of some ranks: collectives, roots, subgroups, ranks outside."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp
 from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, InvalidArgument
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, blank, content, folded, make, terms
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, blank, content, folded, make, terms
+from tests.ranks.checks import Checks
 
 
 def member_lists(size: int) -> list[list[int]]:
-    """One, all, the even, the last two: overlapping in every way, world ranks unlike group ranks."""
+    """One, all, the even, the last two ranks: with all kinds of overlap, and world ranks unlike group ranks."""
     lists = [[0], [size - 1], list(range(size)), list(range(0, size, 2)), list(range(size))[-2:]]
     return [ranks for index, ranks in enumerate(lists) if ranks not in lists[:index]]
 
@@ -35,7 +35,7 @@ def patterns_in_groups(context: Any, library: str) -> list[str]:
         checks.equal(dist.get_process_group_ranks(group), members, "ranks")
         checks.equal(dist.get_group_rank(group, members[-1]), len(members) - 1, "group rank")
         _every_pattern(checks, library, group, members, rank)
-    # All groups at once and in turn: whoever is in several must not mix them up.
+    # All groups at once and in turn: a rank in several groups must not mix them up.
     for turn in range(3):
         for members, group in groups:
             if rank in members:
@@ -47,7 +47,7 @@ def patterns_in_groups(context: Any, library: str) -> list[str]:
     total = np.array([rank])
     dist.all_reduce(total)
     checks("the world afterwards").equal(total.tolist(), [size * (size - 1) // 2])
-    return checks.complaints
+    return checks.failures
 
 
 def _every_pattern(checks: Checks, library: str, group: Any, members: list[int], rank: int) -> None:
@@ -108,8 +108,8 @@ def _every_pattern(checks: Checks, library: str, group: Any, members: list[int],
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_pattern_in_groups(crew: Crew, library: str) -> None:
-    crew.check(patterns_in_groups, library)
+def test_every_pattern_in_groups(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(patterns_in_groups, library)
 
 
 def ways_to_name_ranks(context: Any) -> list[str]:
@@ -121,19 +121,19 @@ def ways_to_name_ranks(context: Any) -> list[str]:
         checks(repr(ranks))
         checks.equal(dist.get_process_group_ranks(group), everybody, "ranks")
         checks.equal(dist.get_rank(group), rank, "rank")
-        group.destroy()
+        group.close()
     for bad in ([], [size], [-1], [0, 0]):
         checks(bad).raises(InvalidArgument, dist.new_group, bad)
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_ranks_may_be_named_in_any_form_and_order(crew: Crew) -> None:
-    crew.check(ways_to_name_ranks)
+def test_ranks_may_be_named_in_any_form_and_order(rank_group: RankGroup) -> None:
+    rank_group.check(ways_to_name_ranks)
 
 
 def with_and_without_checks(context: Any) -> list[str]:
-    """Whether calls are compared is the group's own affair, and every rank's the same."""
+    """The comparison of calls is an option of each group, and the same on all ranks."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     for check_calls in (False, True, None):
@@ -147,19 +147,19 @@ def with_and_without_checks(context: Any) -> list[str]:
         if check_calls is not False and size > 1:
             checks.raises(CollectiveMismatch, inner.all_reduce, np.zeros(3 + rank))
         for each in (inner, group):
-            each.destroy()
+            each.close()
     if size > 1:
         text = checks("not the same").raises(CollectiveMismatch, lambda: dist.new_group(check_calls=rank == 0))
         checks.contains(text, f"check_calls={rank == 0}")
-    return checks.complaints
+    return checks.failures
 
 
-def test_whether_calls_are_compared(crew: Crew) -> None:
-    crew.check(with_and_without_checks)
+def test_whether_calls_are_compared(rank_group: RankGroup) -> None:
+    rank_group.check(with_and_without_checks)
 
 
 def outside(context: Any) -> list[str]:
-    """A rank outside a group goes on: each operation is passed over with a warning."""
+    """A rank outside a group continues: each operation is ignored with a warning."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     group = dist.new_group([size - 1])
@@ -187,11 +187,11 @@ def outside(context: Any) -> list[str]:
         checks.equal(array.tolist(), [rank], "array")
     dist.destroy_group(group)
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_ranks_outside_go_on(crew: Crew) -> None:
-    crew.check(outside)
+def test_ranks_outside_go_on(rank_group: RankGroup) -> None:
+    rank_group.check(outside)
 
 
 def bad_roots(context: Any) -> list[str]:
@@ -216,15 +216,15 @@ def bad_roots(context: Any) -> list[str]:
             checks.contains(checks.raises(InvalidArgument, call), str(members))
         checks.raises(InvalidArgument, group.broadcast, array, group_src=len(members))
         checks.raises(InvalidArgument, group.broadcast, array, group_src=-1)
-        checks.contains(checks.raises(InvalidArgument, group.broadcast, array, src=1, group_src=0), "not both")
+        checks.contains(checks.raises(InvalidArgument, group.broadcast, array, src=1, group_src=0), "both given")
         group.all_reduce(array)
         checks.equal(array.tolist(), [sum(members)])
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_root_outside_the_group(crew: Crew) -> None:
-    crew.check(bad_roots)
+def test_a_root_outside_the_group(rank_group: RankGroup) -> None:
+    rank_group.check(bad_roots)
 
 
 def after_destroy(context: Any) -> list[str]:
@@ -232,8 +232,8 @@ def after_destroy(context: Any) -> list[str]:
     group = dist.new_group()
     work = group.all_reduce(np.ones(1), async_op=True)
     work.wait()
-    group.destroy()
-    group.destroy()  # a second time does nothing
+    group.close()
+    group.close()  # a second time does nothing
     array = np.array([context.rank])
     for call in (
         lambda: group.all_reduce(array),
@@ -248,11 +248,11 @@ def after_destroy(context: Any) -> list[str]:
         checks.raises(CommunicatorClosed, call)
     checks.equal(array.tolist(), [context.rank])
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_destroyed_group_is_closed(crew: Crew) -> None:
-    crew.check(after_destroy)
+def test_a_destroyed_group_is_closed(rank_group: RankGroup) -> None:
+    rank_group.check(after_destroy)
 
 
 def groups_of_groups(context: Any) -> list[str]:
@@ -267,14 +267,14 @@ def groups_of_groups(context: Any) -> list[str]:
             inner.all_reduce(array)
             checks("inner").equal(array.tolist(), [sum(inner_members)])
             inner.broadcast(array, src=inner_members[0])
-            inner.destroy()
+            inner.close()
         array = np.array([rank])
         outer.all_reduce(array)
         checks("outer").equal(array.tolist(), [sum(outer.ranks)])
         checks.raises(InvalidArgument, outer.new_group, [size])
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_groups_of_groups(crew: Crew) -> None:
-    crew.check(groups_of_groups)
+def test_groups_of_groups(rank_group: RankGroup) -> None:
+    rank_group.check(groups_of_groups)

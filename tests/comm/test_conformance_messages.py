@@ -10,9 +10,9 @@ import pytest
 
 import neuraxis.distributed as dist
 from neuraxis.errors import CollectiveTimeout, InvalidArgument
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, MOVABLE, blank, content, laid_out, layouts, make
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, MOVABLE, blank, content, laid_out, layouts, make
+from tests.ranks.checks import Checks
 
 library_rows = pytest.mark.parametrize("library", LIBRARIES)
 
@@ -40,11 +40,11 @@ def every_dtype(context: Any, library: str) -> list[str]:
         dist.recv(array, src=before)
         work.wait()
         checks.same(array, make(library, "int32", content("int32", (4, 3), before)))
-    return checks.complaints
+    return checks.failures
 
 
 def all_pairs(context: Any, library: str) -> list[str]:
-    """Everybody to everybody at once, themselves included, each message longer than a ring."""
+    """All ranks send to all ranks at once, themselves included; each message is longer than a ring."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     arrays = [blank(library, "uint8", (LONG + source,)) for source in range(size)]
@@ -57,7 +57,7 @@ def all_pairs(context: Any, library: str) -> list[str]:
     for source in range(size):
         expected = make(library, "uint8", content("uint8", (LONG + source,), source, rank))
         checks("from", source).same(arrays[source], expected)
-    return checks.complaints
+    return checks.failures
 
 
 def tags(context: Any, library: str) -> list[str]:
@@ -95,13 +95,13 @@ def tags(context: Any, library: str) -> list[str]:
         checks.same(array, make(library, "int32", content("int32", (3,), before, number)))
     for work in works:
         work.wait()
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
 @pytest.mark.parametrize("pattern", [every_dtype, all_pairs, tags], ids=lambda p: p.__name__)
-def test_messages(crew: Crew, library: str, pattern: Any) -> None:
-    crew.check(pattern, library)
+def test_messages(rank_group: RankGroup, library: str, pattern: Any) -> None:
+    rank_group.check(pattern, library)
 
 
 def any_source(context: Any) -> list[str]:
@@ -118,11 +118,11 @@ def any_source(context: Any) -> list[str]:
             checks.equal(sorted(sources), [r for r in range(size) if r != root], "sources")
         else:
             dist.send(np.array([rank, 100 * root + rank]), dst=root, tag=root)
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_message_from_any_rank(crew: Crew) -> None:
-    crew.check(any_source)
+def test_a_message_from_any_rank(rank_group: RankGroup) -> None:
+    rank_group.check(any_source)
 
 
 def message_to_oneself(context: Any) -> list[str]:
@@ -137,15 +137,15 @@ def message_to_oneself(context: Any) -> list[str]:
     dist.isend(np.arange(3.0), dst=context.rank).wait()
     receive.wait()
     checks.equal(later.tolist(), [0, 1, 2])
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_message_to_oneself(crew: Crew) -> None:
-    crew.check(message_to_oneself)
+def test_a_message_to_the_same_rank(rank_group: RankGroup) -> None:
+    rank_group.check(message_to_oneself)
 
 
 def completes_unwatched(context: Any) -> list[str]:
-    """A transfer gets on while nobody waits for it: `is_completed` alone sees it through."""
+    """A transfer progresses while no thread waits for it, by `is_completed` alone."""
     rank, size = context.rank, context.world_size
     after, before = (rank + 1) % size, (rank - 1) % size
     array = np.zeros(LONG, np.uint8)
@@ -159,15 +159,15 @@ def completes_unwatched(context: Any) -> list[str]:
     checks.equal([work.is_completed() for work in works], [True, True])
     checks.equal(np.unique(array).tolist(), [before])
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_is_completed(crew: Crew) -> None:
-    crew.check(completes_unwatched)
+def test_is_completed(rank_group: RankGroup) -> None:
+    rank_group.check(completes_unwatched)
 
 
 def between_collectives(context: Any) -> list[str]:
-    """Messages and collectives do not meet: one may be under way while others run."""
+    """Messages and collectives are independent: one may be in progress while others run."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     array, total = np.zeros(LONG, np.uint8), np.array([rank])
@@ -179,11 +179,11 @@ def between_collectives(context: Any) -> list[str]:
     send.wait()
     checks.equal(total.tolist(), [size * size * (size - 1) // 2])
     checks.equal(np.unique(array).tolist(), [(rank - 1) % size])
-    return checks.complaints
+    return checks.failures
 
 
-def test_messages_between_collectives(crew: Crew) -> None:
-    crew.check(between_collectives)
+def test_messages_between_collectives(rank_group: RankGroup) -> None:
+    rank_group.check(between_collectives)
 
 
 def bad_peers(context: Any) -> list[str]:
@@ -196,15 +196,15 @@ def bad_peers(context: Any) -> list[str]:
     for call in (dist.send, dist.isend):
         checks.contains(checks.raises(InvalidArgument, call, array), "dst")
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_peer_that_is_none(crew: Crew) -> None:
-    crew.check(bad_peers)
+def test_invalid_peers_are_refused(rank_group: RankGroup) -> None:
+    rank_group.check(bad_peers)
 
 
 def receive_that_expires(context: Any) -> list[str]:
-    """`wait(timeout)` raises, the transfer goes on, and the message is there when it comes."""
+    """`wait(timeout)` raises, the transfer continues, and the message is received when it arrives."""
     checks = Checks(context.rank)
     rank, size = context.rank, context.world_size
     array = np.zeros(3)
@@ -216,9 +216,9 @@ def receive_that_expires(context: Any) -> list[str]:
     work.wait(10)
     send.wait()
     checks.equal(array.tolist(), [1.0 + (rank - 1) % size] * 3)
-    return checks.complaints
+    return checks.failures
 
 
-@pytest.mark.parametrize("crew", [("shm", 2), ("mpi", 2)], indirect=True, ids=["shm-2", "mpi-2"])
-def test_a_wait_that_expires_can_be_repeated(crew: Crew) -> None:
-    crew.check(receive_that_expires)
+@pytest.mark.parametrize("rank_group", [("shm", 2), ("mpi", 2)], indirect=True, ids=["shm-2", "mpi-2"])
+def test_a_wait_that_expires_can_be_repeated(rank_group: RankGroup) -> None:
+    rank_group.check(receive_that_expires)

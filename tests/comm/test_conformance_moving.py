@@ -1,4 +1,4 @@
-"""Patterns that move data: every dtype, every root, every layout, lengths from nothing to several chunks."""
+"""Collectives that move data: every dtype, root and layout, lengths from zero to several chunks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 import neuraxis.distributed as dist
 from neuraxis.errors import InvalidArgument
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, MOVABLE, blank, content, every_combination, laid_out, layouts, make
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, MOVABLE, blank, content, every_combination, laid_out, layouts, make
+from tests.ranks.checks import Checks
 
 SHAPES = ((0,), (7,))
 # Of these dtypes every shape, since how a dtype is moved and how a shape is do not depend on each other.
@@ -34,7 +34,7 @@ def shapes_of(name: str, every: bool) -> list[tuple[int, ...]]:
 
 
 class Maker:
-    """Makes the arrays of one case; `of(rank, place)` is the same on every rank. `roots` is who is to be the root."""
+    """Makes the arrays of one case; `of(rank, place)` is the same on every rank. `roots` lists the roots."""
 
     def __init__(self, library: str, name: str, shape: tuple[int, ...], roots: Sequence[int] = ()) -> None:
         self.library, self.name, self.shape, self.roots = library, name, shape, roots
@@ -70,7 +70,7 @@ def broadcast(context: Any, library: str) -> list[str]:
             array = maker.of(rank, root)
             dist.broadcast(array, src=root)
             checks.same(array, maker.of(root, root))
-    return checks.complaints
+    return checks.failures
 
 
 def gather(context: Any, library: str) -> list[str]:
@@ -85,7 +85,7 @@ def gather(context: Any, library: str) -> list[str]:
             checks.same(array, maker.of(rank, root), "input")
             for source, output in enumerate(outputs or ()):
                 checks.same(output, maker.of(source, root), f"from {source}")
-    return checks.complaints
+    return checks.failures
 
 
 def all_gather(context: Any, library: str) -> list[str]:
@@ -99,7 +99,7 @@ def all_gather(context: Any, library: str) -> list[str]:
         checks.same(array, maker.of(rank), "input")
         for source, output in enumerate(outputs):
             checks.same(output, maker.of(source), f"from {source}")
-    return checks.complaints
+    return checks.failures
 
 
 def scatter(context: Any, library: str) -> list[str]:
@@ -114,7 +114,7 @@ def scatter(context: Any, library: str) -> list[str]:
             checks.same(array, maker.of(root, rank))
             for to, piece in enumerate(inputs or ()):
                 checks.same(piece, maker.of(root, to), f"input {to}")
-    return checks.complaints
+    return checks.failures
 
 
 def all_to_all(context: Any, library: str) -> list[str]:
@@ -128,7 +128,7 @@ def all_to_all(context: Any, library: str) -> list[str]:
         for other in range(size):
             checks.same(inputs[other], maker.of(rank, other), f"input {other}")
             checks.same(outputs[other], maker.of(other, rank), f"from {other}")
-    return checks.complaints
+    return checks.failures
 
 
 def single_tensor_forms(context: Any, library: str) -> list[str]:
@@ -152,22 +152,22 @@ def single_tensor_forms(context: Any, library: str) -> list[str]:
         mine = slice(2 * rank, 2 * rank + 2)
         for source in range(size):
             checks.same(output[2 * source : 2 * source + 2], whole.of(source)[mine], f"from {source}")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
 @pytest.mark.parametrize(
     "pattern", [broadcast, gather, all_gather, scatter, all_to_all, single_tensor_forms], ids=lambda p: p.__name__
 )
-def test_every_dtype_shape_and_root(crew: Crew, library: str, pattern: Any) -> None:
-    crew.check(pattern, library)
+def test_every_dtype_shape_and_root(rank_group: RankGroup, library: str, pattern: Any) -> None:
+    rank_group.check(pattern, library)
 
 
 # --- pieces of other lengths ---
 
 
 def pair_length(source: int, to: int, scale: int) -> int:
-    """How much `source` has for `to`: nothing for some, more than a chunk for others where scale is large."""
+    """Return the length of the data from `source` to `to`: 0, or more than a chunk if scale is large."""
     return 0 if (source + to) % 3 == 0 else scale * (1 + 2 * source + to) + 1
 
 
@@ -207,7 +207,7 @@ def uneven(context: Any, library: str) -> list[str]:
                 array = maker.blank((pair_length(root, rank, scale),))
                 dist.scatter(array, inputs if rank == root else None, src=root)
                 checks.same(array, inputs[rank])
-    return checks.complaints
+    return checks.failures
 
 
 def uneven_single(context: Any, library: str) -> list[str]:
@@ -228,13 +228,13 @@ def uneven_single(context: Any, library: str) -> list[str]:
             piece = whole[sum(theirs[:rank]) : sum(theirs[: rank + 1])]
             checks.same(output[start : start + received[source]], piece, f"from {source}")
             start += received[source]
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
 @pytest.mark.parametrize("pattern", [uneven, uneven_single], ids=lambda p: p.__name__)
-def test_uneven_pieces(crew: Crew, library: str, pattern: Any) -> None:
-    crew.check(pattern, library)
+def test_uneven_pieces(rank_group: RankGroup, library: str, pattern: Any) -> None:
+    rank_group.check(pattern, library)
 
 
 # --- memory that is not contiguous ---
@@ -289,16 +289,16 @@ def other_layouts(context: Any, library: str) -> list[str]:
             for source in ranks:
                 expected = whole.of(source)[:2]
                 checks.same(output[2 * source : 2 * source + 2], expected, "all_gather_into_tensor")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_layouts(crew: Crew, library: str) -> None:
-    crew.check(other_layouts, library)
+def test_layouts(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(other_layouts, library)
 
 
 def gaps_stay(context: Any, library: str) -> list[str]:
-    """What lies between the elements of a strided array is not the call's to write."""
+    """A call does not write between the elements of a strided array."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     maker = Maker(library, "int32", (2, 9))
@@ -309,12 +309,12 @@ def gaps_stay(context: Any, library: str) -> list[str]:
     whole = maker.of(rank)
     dist.all_reduce(whole[:, 1::2], op=dist.ReduceOp.MAX)
     checks("all_reduce").same(whole[:, ::2], maker.of(rank)[:, ::2], "gaps")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_gaps_of_a_view_are_left_alone(crew: Crew, library: str) -> None:
-    crew.check(gaps_stay, library)
+def test_gaps_of_a_view_are_left_alone(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(gaps_stay, library)
 
 
 def read_only(context: Any) -> list[str]:
@@ -368,15 +368,15 @@ def read_only(context: Any) -> list[str]:
     else:
         checks.raises(InvalidArgument, dist.broadcast, frozen(rank), 0)
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_read_only_arrays(crew: Crew) -> None:
-    crew.check(read_only)
+def test_read_only_arrays(rank_group: RankGroup) -> None:
+    rank_group.check(read_only)
 
 
 def barriers(context: Any) -> list[int]:
-    """A barrier orders what comes before it on any rank and what comes after it on any other."""
+    """A barrier orders events before it on any rank and events after it on any other."""
     seen = []
     for turn in range(context.world_size):
         counter = np.array([turn if context.rank == turn else -1])
@@ -386,5 +386,5 @@ def barriers(context: Any) -> list[int]:
     return seen
 
 
-def test_barrier(crew: Crew) -> None:
-    assert crew.run(barriers) == [list(range(crew.size))] * crew.size
+def test_barrier(rank_group: RankGroup) -> None:
+    assert rank_group.run(barriers) == [list(range(rank_group.size))] * rank_group.size

@@ -1,4 +1,4 @@
-"""The object forms: any plain value, of any size, from and to every rank."""
+"""Object collectives: any plain value, of any size, from and to every rank."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 import neuraxis.distributed as dist
 from neuraxis.errors import InvalidArgument, NotSerializable
-from tests.crew import Crew
-from tests.crew.arrays import torch_module
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import torch_module
+from tests.ranks.checks import Checks
 
 
 def value_of(*seed: int) -> Any:
@@ -50,11 +50,11 @@ def object_forms(context: Any) -> list[str]:
     shared = []
     dist.broadcast_object_list(shared, src=0)
     checks("no objects").equal(shared, [])
-    return checks.complaints
+    return checks.failures
 
 
-def test_object_forms(crew: Crew) -> None:
-    crew.check(object_forms)
+def test_object_forms(rank_group: RankGroup) -> None:
+    rank_group.check(object_forms)
 
 
 def arrays_in_objects(context: Any) -> list[str]:
@@ -69,11 +69,11 @@ def arrays_in_objects(context: Any) -> list[str]:
         checks.same(value["numpy"], np.arange(source * 3).reshape(3, source))
         checks.same(value["torch"], torch.full((2, 2), source).bfloat16())
         value["numpy"][...] = 0  # what was received is the receiver's own
-    return checks.complaints
+    return checks.failures
 
 
-def test_arrays_in_objects(crew: Crew) -> None:
-    crew.check(arrays_in_objects)
+def test_arrays_in_objects(rank_group: RankGroup) -> None:
+    rank_group.check(arrays_in_objects)
 
 
 class Thing:
@@ -91,8 +91,8 @@ def refused_objects(context: Any) -> list[str]:
         checks.raises(NotSerializable, dist.scatter_object_list, [None], [Thing()] * size, 0)
         checks.raises(InvalidArgument, dist.gather_object, 1, [None] * (size + 1), 0)
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
-def test_objects_that_need_pickle_are_refused(crew: Crew) -> None:
-    crew.check(refused_objects)
+def test_objects_that_need_pickle_are_refused(rank_group: RankGroup) -> None:
+    rank_group.check(refused_objects)

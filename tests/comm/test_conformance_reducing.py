@@ -1,4 +1,4 @@
-"""Patterns that reduce: every dtype, operation and root, against a plain model."""
+"""Collectives that reduce: every dtype, operation and root, against a plain model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp
 from neuraxis.errors import InvalidType
-from tests.crew import Crew
-from tests.crew.arrays import (
+from tests.ranks import RankGroup
+from tests.ranks.arrays import (
     LIBRARIES,
     OPAQUE,
     REDUCIBLE,
@@ -26,7 +26,7 @@ from tests.crew.arrays import (
     terms,
     torch_module,
 )
-from tests.crew.checks import Checks
+from tests.ranks.checks import Checks
 
 library_rows = pytest.mark.parametrize("library", LIBRARIES)
 
@@ -37,7 +37,7 @@ EVERY_OPERATION = ("int32", "float64", "float16", "bool")
 
 
 class Terms:
-    """What the ranks contribute to one reduction, and what it makes of that."""
+    """The contributions of all ranks to one reduction, and its expected result."""
 
     def __init__(self, library: str, name: str, op: ReduceOp, shape: tuple[int, ...], size: int) -> None:
         self.library, self.name, self.op, self.shape, self.size = library, name, op, shape, size
@@ -103,7 +103,7 @@ def all_reduce(context: Any, library: str) -> list[str]:
         array = case.of(rank)
         dist.all_reduce(array, op=case.op)
         case.compare(checks, context.backend, array, case.reduced())
-    return checks.complaints
+    return checks.failures
 
 
 def reduce(context: Any, library: str) -> list[str]:
@@ -119,7 +119,7 @@ def reduce(context: Any, library: str) -> list[str]:
                 case.compare(checks, context.backend, array, case.reduced())
             else:
                 checks.same(array, case.of(rank), "what is not the root's")
-    return checks.complaints
+    return checks.failures
 
 
 def reduce_scatter(context: Any, library: str) -> list[str]:
@@ -133,13 +133,13 @@ def reduce_scatter(context: Any, library: str) -> list[str]:
         case.compare(checks, context.backend, output, case.reduced(rank))
         for to in range(size):
             checks.same(inputs[to], case.of(rank, to), f"input {to}")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
 @pytest.mark.parametrize("pattern", [all_reduce, reduce, reduce_scatter], ids=lambda p: p.__name__)
-def test_every_dtype_and_operation(crew: Crew, library: str, pattern: Any) -> None:
-    crew.check(pattern, library)
+def test_every_dtype_and_operation(rank_group: RankGroup, library: str, pattern: Any) -> None:
+    rank_group.check(pattern, library)
 
 
 def uneven_pieces(context: Any, library: str) -> list[str]:
@@ -163,12 +163,12 @@ def uneven_pieces(context: Any, library: str) -> list[str]:
             dist.reduce_scatter_tensor(output, array, op=ReduceOp.MAX)
             checks.same(output, whole.reduced()[2 * rank : 2 * rank + 2])
             checks.same(array, whole.of(rank), "input")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_uneven_pieces_and_one_tensor(crew: Crew, library: str) -> None:
-    crew.check(uneven_pieces, library)
+def test_uneven_pieces_and_one_tensor(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(uneven_pieces, library)
 
 
 def other_layouts(context: Any, library: str) -> list[str]:
@@ -190,16 +190,16 @@ def other_layouts(context: Any, library: str) -> list[str]:
             output = laid_out(case.blank(), there)
             dist.reduce_scatter(output, [laid_out(case.of(rank, to), here) for to in range(size)])
             checks.same(output, case.reduced(rank), "reduce_scatter")
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_layouts(crew: Crew, library: str) -> None:
-    crew.check(other_layouts, library)
+def test_layouts(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(other_layouts, library)
 
 
 def undefined(context: Any, library: str) -> list[str]:
-    """What has no meaning is refused on every rank before anything is sent, and the group stays usable."""
+    """Undefined reductions are refused on every rank before anything is sent, and the group stays usable."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     for name in REDUCIBLE[library] + OPAQUE[library]:
@@ -217,12 +217,12 @@ def undefined(context: Any, library: str) -> list[str]:
     array = case.of(rank)
     dist.all_reduce(array)
     checks("afterwards").same(array, case.reduced())
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_undefined_reductions_are_refused(crew: Crew, library: str) -> None:
-    crew.check(undefined, library)
+def test_undefined_reductions_are_refused(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(undefined, library)
 
 
 def average_at_the_limits(context: Any, library: str) -> list[str]:
@@ -246,16 +246,16 @@ def average_at_the_limits(context: Any, library: str) -> list[str]:
                     dist.reduce_scatter(array, [make(library, name, mine)] * size, op=ReduceOp.AVG)
                 if pattern != "reduce" or rank == 0:
                     checks.same(array, make(library, name, folded(everybody, ReduceOp.AVG)), pattern)
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-def test_averages_at_the_limits_of_integers(crew: Crew, library: str) -> None:
-    crew.check(average_at_the_limits, library)
+def test_averages_at_the_limits_of_integers(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(average_at_the_limits, library)
 
 
 def rounded_sums(context: Any, library: str) -> tuple[list[str], list[str]]:
-    """Sums of arbitrary floats: digests of what this rank got, and complaints about the values."""
+    """Sums of arbitrary floats: digests of what this rank got, and failures about the values."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     digests = []
@@ -284,14 +284,14 @@ def rounded_sums(context: Any, library: str) -> tuple[list[str], list[str]]:
                 checks.equal(bool((error <= 4 * np.finfo(wide).eps * total).all()), True, "close")
             flat = array if library == "numpy" else array.view(torch_module().uint8).numpy()
             digests.append(hashlib.sha256(flat.tobytes()).hexdigest())
-    return checks.complaints, digests
+    return checks.failures, digests
 
 
 @library_rows
-def test_sums_of_floats_are_the_same_on_every_rank(crew: Crew, library: str) -> None:
-    answers = crew.run(rounded_sums, library)
-    assert [complaints for complaints, _ in answers] == [[]] * crew.size
-    assert [digests for _, digests in answers] == [answers[0][1]] * crew.size
+def test_sums_of_floats_are_the_same_on_every_rank(rank_group: RankGroup, library: str) -> None:
+    answers = rank_group.run(rounded_sums, library)
+    assert [failures for failures, _ in answers] == [[]] * rank_group.size
+    assert [digests for _, digests in answers] == [answers[0][1]] * rank_group.size
 
 
 def not_a_number(context: Any, library: str) -> list[str]:
@@ -309,13 +309,13 @@ def not_a_number(context: Any, library: str) -> list[str]:
                 checks.equal(got[1] != got[1], True, "NaN")
                 checks.equal(got[0], 0.0 if op is ReduceOp.MIN else size - 1.0)
                 checks.equal(got[2], 1.0 - size if op is ReduceOp.MIN else 0.0)
-    return checks.complaints
+    return checks.failures
 
 
 @library_rows
-@pytest.mark.parametrize("crew", [("shm", 1), ("shm", 3)], indirect=True, ids=["shm-1", "shm-3"])
-def test_min_and_max_hand_on_nan(crew: Crew, library: str) -> None:
-    crew.check(not_a_number, library)
+@pytest.mark.parametrize("rank_group", [("shm", 1), ("shm", 3)], indirect=True, ids=["shm-1", "shm-3"])
+def test_min_and_max_hand_on_nan(rank_group: RankGroup, library: str) -> None:
+    rank_group.check(not_a_number, library)
 
 
 def torch_particulars(context: Any) -> list[str]:
@@ -337,11 +337,11 @@ def torch_particulars(context: Any) -> list[str]:
     scalar = torch.tensor(rank)
     dist.all_reduce(scalar, op=torch.distributed.ReduceOp.MAX)
     checks("0-dimensional").equal(scalar.item(), size - 1)
-    return checks.complaints
+    return checks.failures
 
 
-def test_torch_particulars(crew: Crew) -> None:
-    crew.check(torch_particulars)
+def test_torch_particulars(rank_group: RankGroup) -> None:
+    rank_group.check(torch_particulars)
 
 
 def mixed_libraries(context: Any) -> list[str]:
@@ -355,8 +355,8 @@ def mixed_libraries(context: Any) -> list[str]:
     checks.same(array, case.reduced())
     dist.broadcast(array, src=size - 1)
     checks.same(array, case.reduced())
-    return checks.complaints
+    return checks.failures
 
 
-def test_libraries_may_be_mixed(crew: Crew) -> None:
-    crew.check(mixed_libraries)
+def test_libraries_may_be_mixed(rank_group: RankGroup) -> None:
+    rank_group.check(mixed_libraries)

@@ -1,4 +1,4 @@
-"""The life of a context: how it begins, what it refuses, how it ends."""
+"""Life cycle of a context: initialization, invalid arguments, shutdown, fork."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import neuraxis.distributed as dist
+from neuraxis.comm.context import current_context
 from neuraxis.errors import (
     AlreadyInitialized,
     BackendUnavailable,
@@ -20,7 +21,8 @@ from neuraxis.errors import (
     InvalidArgument,
     NotInitialized,
 )
-from tests.comm.ranks import ROOT, free_port, run_ranks
+from neuraxis.imports import install_command
+from tests.ranks.processes import ROOT, free_port, run_ranks
 
 
 def test_a_world_of_one_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,11 +39,20 @@ def test_a_world_of_one_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> N
     assert not dist.is_initialized()
 
 
-def test_calling_twice_is_an_error_and_harms_nothing() -> None:
+@pytest.mark.parametrize("index", [1, np.int64(1), np.array(1)])
+def test_the_device_of_a_process_group_may_be_a_number_of_numpy(index: object) -> None:
+    dist.init_process_group("shm", world_size=1, rank=0, device_id=index)
+    try:
+        assert current_context().device_id == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_initializing_twice_is_a_harmless_error() -> None:
     with dist.DistributedContext("local") as context:
         with pytest.raises(AlreadyInitialized, match="already"):
             context.initialize()
-        with pytest.raises(AlreadyInitialized, match="shutdown"):
+        with pytest.raises(AlreadyInitialized, match=r"close\(\)"):
             dist.init_distributed("local")
         dist.barrier()
 
@@ -59,7 +70,7 @@ def test_after_shutdown() -> None:
     for dead in (world, group):
         with pytest.raises(CommunicatorClosed, match="closed"):
             dead.all_reduce(np.ones(1))
-    with pytest.raises(CommunicatorClosed, match="make a new"):
+    with pytest.raises(CommunicatorClosed, match="Make a new"):
         context.initialize()
     with dist.DistributedContext("local"):  # a new one can be started
         dist.barrier()
@@ -72,7 +83,7 @@ def test_after_shutdown() -> None:
         ({"timeout": 0}, "timeout=0"),
         ({"world_size": 0}, "world_size=0"),
         ({"world_size": 2, "rank": 2}, "rank=2 is not below world_size=2"),
-        ({"world_size": 3}, "give both"),
+        ({"world_size": 3}, "Give both"),
         ({"backend": "local", "world_size": 2, "rank": 0}, "'local' is for one rank"),
         ({"world_size": 2, "rank": 0, "init_method": "udp://x"}, "must begin with env://, tcp:// or file://"),
         ({"world_size": 2, "rank": 0, "init_method": "tcp://localhost"}, "tcp://host:port"),
@@ -90,7 +101,7 @@ def test_bad_arguments_are_refused_with_their_name(
     assert not dist.is_initialized()
 
 
-def test_a_backend_that_cannot_be_used_says_why() -> None:
+def test_an_unavailable_backend_gives_the_reason() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -114,8 +125,8 @@ def test_a_missing_extra_is_reported_as_the_line_that_brings_it() -> None:
         "        print(error)\n"
     ).replace("dist.BackendUnavailable", "__import__('neuraxis.errors').errors.BackendUnavailable")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'neuraxis[torch]'" in done.stdout
-    assert "pip install 'neuraxis[mpi]'" in done.stdout
+    assert install_command("torch") in done.stdout
+    assert install_command("mpi") in done.stdout
 
 
 # --- with several ranks ---
@@ -167,7 +178,7 @@ def _fork() -> list[str]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        told = []
+        reported = []
         for attempt in (
             dist.barrier,
             lambda: context.world.all_reduce(np.ones(1)),
@@ -176,25 +187,25 @@ def _fork() -> list[str]:
         ):
             try:
                 attempt()
-                told.append("nothing")
+                reported.append("nothing")
             except ForkedProcess as error:
-                told.append("forked" if "forked from process" in str(error) else str(error))
+                reported.append("forked" if "forked from process" in str(error) else str(error))
         context.shutdown()
-        os.write(writer, ",".join(told).encode())
+        os.write(writer, ",".join(reported).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writer)
-    told = os.read(reader, 1000).decode().split(",")
+    reported = os.read(reader, 1000).decode().split(",")
     os.close(reader)
     data = np.ones(1)
-    dist.all_reduce(data)  # the parent goes on as if nothing had happened
+    dist.all_reduce(data)  # the parent is unaffected
     assert data[0] == 2
     group.barrier()
     context.shutdown()
-    return told
+    return reported
 
 
-def test_a_forked_child_is_told() -> None:
+def test_use_in_a_forked_child_raises() -> None:
     assert run_ranks(_fork, 2) == [["forked"] * 4] * 2
 
 
@@ -215,7 +226,7 @@ def test_shutdown_ends_every_thread() -> None:
 
 
 def _side_by_side(first: str) -> list[float]:
-    """torch.distributed and neuraxis.distributed in one program, both told the same MASTER_PORT."""
+    """torch.distributed and neuraxis.distributed in one program, both with the same MASTER_PORT."""
     import torch
     import torch.distributed
 
@@ -238,7 +249,7 @@ def _side_by_side(first: str) -> list[float]:
     sums = [theirs(), ours(), theirs()]
     context.shutdown()
     sums.append(theirs())
-    with dist.DistributedContext("gloo", timeout=30):  # our gloo beside torch's own
+    with dist.DistributedContext("gloo", timeout=30):  # our gloo and torch's own at the same time
         sums += [ours(), theirs()]
     torch.distributed.destroy_process_group()
     return sums
@@ -279,3 +290,21 @@ def test_import_is_light() -> None:
     assert not _import_time_of("neuraxis.launch") & {"numpy", "numba", "torch"}
     extras = {"torch", "mpi4py", "dask", "distributed", "cupy"}
     assert not _import_time_of("neuraxis.distributed") & {*extras, "zenoh", "matplotlib"}
+
+
+def _label_of_an_shm_group() -> str:
+    with dist.DistributedContext("gloo", timeout=30) as context:
+        group = context.new_group([0], backend="shm")
+        assert isinstance(group, dist.Communicator)
+        return getattr(group.backend, "label", "")
+
+
+def test_a_group_of_another_backend_has_its_own_name_in_errors() -> None:
+    assert run_ranks(_label_of_an_shm_group, 1, torch=True) == ["group of ranks 0"]
+
+
+def test_a_batch_with_a_peer_outside_the_group_is_an_invalid_argument() -> None:
+    with dist.DistributedContext("local"):
+        for op in (dist.isend, dist.irecv):
+            with pytest.raises(InvalidArgument, match="5"):
+                dist.batch_isend_irecv([dist.P2POp(op, np.ones(2), 5)])

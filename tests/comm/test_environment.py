@@ -1,11 +1,11 @@
-"""Rank and world size as each launcher tells them."""
+"""Rank and world size from the variables of each launcher."""
 
 from __future__ import annotations
 
 import pytest
 
-from neuraxis.comm.environment import detect_launch
 from neuraxis.errors import InvalidArgument
+from neuraxis.process.environment import detect_launch
 
 LAUNCHERS = {
     "env": {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},

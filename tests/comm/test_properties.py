@@ -1,4 +1,4 @@
-"""Any sequence of collectives, drawn at random, against a model that is a few lines of plain Python."""
+"""Random sequences of collectives against a model of a few lines of plain Python."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import neuraxis.distributed as dist
 from neuraxis.comm import ReduceOp
-from tests.crew import Crew
-from tests.crew.arrays import LIBRARIES, REDUCIBLE, blank, defined, folded, make, terms
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.arrays import LIBRARIES, REDUCIBLE, blank, defined, folded, make, terms
+from tests.ranks.checks import Checks
 
 PATTERNS = (
     "barrier",
@@ -91,9 +91,9 @@ def run_steps(context: Any, sequence: list[Step]) -> list[str]:
         else:
             checks(case).same(got, expected)
     for group in groups.values():
-        group.destroy()
+        group.close()
     dist.barrier()
-    return checks.complaints
+    return checks.failures
 
 
 class Call:
@@ -209,18 +209,18 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize("crew", [("shm", 3)], indirect=True, ids=["shm-3"])
+@pytest.mark.parametrize("rank_group", [("shm", 3)], indirect=True, ids=["shm-3"])
 @settings(quietly, max_examples=60)
 @given(sequence=st.lists(steps(3), min_size=1, max_size=15))
 @example(sequence=ORDER)
-def test_any_sequence_in_shared_memory(crew: Crew, sequence: list[Step]) -> None:
-    crew.ensure()  # hypothesis runs an example that failed once more
-    crew.check(run_steps, sequence)
+def test_any_sequence_in_shared_memory(rank_group: RankGroup, sequence: list[Step]) -> None:
+    rank_group.ensure()  # hypothesis runs an example that failed once more
+    rank_group.check(run_steps, sequence)
 
 
-@pytest.mark.parametrize("crew", [("gloo", 2), ("mpi", 2)], indirect=True, ids=["gloo-2", "mpi-2"])
+@pytest.mark.parametrize("rank_group", [("gloo", 2), ("mpi", 2)], indirect=True, ids=["gloo-2", "mpi-2"])
 @settings(quietly, max_examples=15)
 @given(sequence=st.lists(steps(2), min_size=1, max_size=10))
-def test_any_sequence_over_other_transports(crew: Crew, sequence: list[Step]) -> None:
-    crew.ensure()  # hypothesis runs an example that failed once more
-    crew.check(run_steps, sequence)
+def test_any_sequence_over_other_transports(rank_group: RankGroup, sequence: list[Step]) -> None:
+    rank_group.ensure()  # hypothesis runs an example that failed once more
+    rank_group.check(run_steps, sequence)

@@ -1,4 +1,4 @@
-"""The compiled folds against plain NumPy and torch: every half, every rounding, wrapping, means."""
+"""The compiled reductions against plain NumPy and torch: half precision, rounding, wrapping, means."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraxis.comm import ReduceOp, kernels
+from neuraxis.comm import ReduceOp
+from neuraxis.comm.backends.shm import kernels
 from neuraxis.comm.buffers import address_of
-from neuraxis.comm.folds import TILE_BYTES, fold_address
+from neuraxis.comm.reduce_kernels import TILE_BYTES, fold_address
 from neuraxis.comm.reduction import ElementType, check_reducible, element_type_of
 from neuraxis.errors import InvalidType
-from tests.crew.arrays import MOVABLE, REDUCIBLE, defined, folded, terms, torch_module, wide_dtype
+from tests.ranks.arrays import MOVABLE, REDUCIBLE, defined, folded, terms, torch_module, wide_dtype
 
 COMPILED = [element for element in ElementType if element <= ElementType.COMPLEX128]
 
@@ -56,7 +57,7 @@ EVERY_HALF = np.arange(65536, dtype=np.uint16)
 
 
 def assert_same_halves(got: np.ndarray, expected: np.ndarray) -> None:
-    """The same bits, but for the bits that tell one NaN from another."""
+    """Compare bits, except the payload bits of NaN."""
     nan = np.isnan(expected)
     assert np.array_equal(np.isnan(got), nan)
     assert np.array_equal(got[~nan].view(np.uint16), expected[~nan].view(np.uint16))
@@ -165,7 +166,7 @@ def test_any_floats_in_rank_order(values: list[list[float]], op: ReduceOp) -> No
 
 @pytest.mark.parametrize("name", sorted({*REDUCIBLE["numpy"], *REDUCIBLE["torch"]}))
 @pytest.mark.parametrize("op", ReduceOp, ids=lambda op: op.name)
-def test_what_is_defined(name: str, op: ReduceOp) -> None:
+def test_defined_reductions(name: str, op: ReduceOp) -> None:
     element = ElementType[name.upper()]
     if defined(name, op):
         check_reducible(element, op, "all_reduce")
@@ -187,5 +188,5 @@ def test_element_types_of_numpy() -> None:
     assert element_type_of(np.dtype(np.intc)) is ElementType.INT32
     for opaque in ("M8[ns]", "m8[s]", "S3", "U3", "V5", ">i4"):
         assert element_type_of(np.dtype(opaque)) is ElementType.OPAQUE
-    with pytest.raises(InvalidType, match="object forms"):
+    with pytest.raises(InvalidType, match="object collectives"):
         element_type_of(np.dtype(object))

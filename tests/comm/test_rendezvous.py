@@ -1,4 +1,4 @@
-"""How ranks find each other, and what happens when they do not."""
+"""Rendezvous of the ranks, and its failures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import neuraxis.distributed as dist
-from neuraxis.comm.environment import detect_launch
-from neuraxis.comm.rendezvous import Place, Rendezvous, place_of
+from neuraxis.comm.rendezvous import Rendezvous, RendezvousAddress, rendezvous_address
 from neuraxis.errors import BackendUnavailable, RendezvousError, RendezvousTimeout
-from tests.comm.ranks import Ranks, free_port, run_ranks
+from neuraxis.process.environment import detect_launch
+from tests.ranks.processes import Ranks, free_port, run_ranks
 
 
-def _meet(place: Place, rank: int, size: int, timeout: float, results: dict[int, object]) -> None:
+def _meet(place: RendezvousAddress, rank: int, size: int, timeout: float, results: dict[int, object]) -> None:
     try:
         with Rendezvous(place, rank, size, timeout) as rendezvous:
             results[rank] = [rendezvous.exchange(f"{rank}.{turn}".encode() * (turn * 1000 + 1)) for turn in range(3)]
@@ -28,7 +28,7 @@ def _meet(place: Place, rank: int, size: int, timeout: float, results: dict[int,
         results[rank] = error
 
 
-def _meet_all(places: dict[int, Place], sizes: dict[int, int], timeout: float) -> dict[int, object]:
+def _meet_all(places: dict[int, RendezvousAddress], sizes: dict[int, int], timeout: float) -> dict[int, object]:
     results: dict[int, object] = {}
     threads = [
         threading.Thread(target=_meet, args=(place, rank % 100, sizes[rank], timeout, results))
@@ -41,8 +41,8 @@ def _meet_all(places: dict[int, Place], sizes: dict[int, int], timeout: float) -
     return results
 
 
-def _place(job: str = "job", *ports: int) -> Place:
-    return Place("127.0.0.1", ports or (free_port(),), job)
+def _place(job: str = "job", *ports: int) -> RendezvousAddress:
+    return RendezvousAddress("127.0.0.1", ports or (free_port(),), job)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -64,7 +64,36 @@ def test_missing_ranks_are_named_to_everybody() -> None:
         assert "missing ranks 1, 3" in str(error)
 
 
-def test_without_rank_0_the_others_say_so() -> None:
+def test_a_rank_that_connected_is_not_said_to_be_unconnected() -> None:
+    """Rank 2 connects and does nothing more: it is slow or stuck, and was started with the right address."""
+    place, errors = _place(), {}
+
+    def meet(rank: int) -> None:
+        with Rendezvous(place, rank, 3, 2.0) as rendezvous:
+            if rank == 2:
+                done.wait(30.0)
+                return
+            try:
+                rendezvous.exchange(b"")
+            except RendezvousTimeout as error:
+                errors[rank] = error
+
+    done = threading.Event()
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[:2]:
+        thread.join()
+    done.set()
+    threads[2].join()
+    assert sorted(errors) == [0, 1]
+    for error in errors.values():
+        assert error.missing == (2,)
+        assert "connected to" in str(error)
+        assert "missing rank 2. Allow more time" in str(error)
+
+
+def test_without_rank_0_the_others_raise() -> None:
     results = _meet_all({1: _place()}, {1: 2}, 0.5)
     error = results[1]
     assert isinstance(error, RendezvousTimeout)
@@ -76,11 +105,11 @@ def test_two_world_sizes_do_not_fit_together() -> None:
     results = _meet_all({0: place, 1: place}, {0: 3, 1: 2}, 10)
     for error in results.values():
         assert isinstance(error, RendezvousError)
-        assert "world size of 2, rank 0 one of 3" in str(error)
+        assert "world size 2, rank 0 with 3" in str(error)
 
 
 def test_strangers_on_the_port_are_passed_over() -> None:
-    """One who connects and says nothing, one who talks another language, and one of another job."""
+    """A silent client, one with another protocol, and one of another job."""
     place = _place()
     stop = threading.Event()
 
@@ -100,7 +129,7 @@ def test_strangers_on_the_port_are_passed_over() -> None:
         hub = threading.Thread(target=_meet, args=(place, 0, 2, 20, results))
         hub.start()
         other_job: dict[int, object] = {}
-        _meet(Place(place.host, place.ports, "another job"), 1, 2, 0.5, other_job)
+        _meet(RendezvousAddress(place.host, place.ports, "another job"), 1, 2, 0.5, other_job)
         assert isinstance(other_job[1], RendezvousTimeout)
         _meet(place, 1, 2, 20, results)
         hub.join()
@@ -110,7 +139,7 @@ def test_strangers_on_the_port_are_passed_over() -> None:
     assert all(isinstance(results[rank], list) for rank in (0, 1))
 
 
-def test_a_port_that_is_taken_is_passed_over_under_a_launcher_and_told_otherwise() -> None:
+def test_a_used_port_is_skipped_under_a_launcher_and_an_error_otherwise() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         place = _place("job", port, free_port())
@@ -122,7 +151,7 @@ def test_a_port_that_is_taken_is_passed_over_under_a_launcher_and_told_otherwise
 
 def test_master_port_itself_is_never_used() -> None:
     launch = detect_launch({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
-    place = place_of(None, launch)
+    place = rendezvous_address(None, launch)
     assert 29500 not in place.ports
     assert len(set(place.ports)) > 8
 
@@ -140,14 +169,14 @@ def test_a_context_that_waits_in_vain() -> None:
 
 
 def _whom_do_i_meet() -> list[bytes]:
-    place = place_of(None, detect_launch())
+    place = rendezvous_address(None, detect_launch())
     with Rendezvous(place, int(os.environ["RANK"]), 2, 30) as rendezvous:
         return rendezvous.exchange(str(os.getuid()).encode())
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can be two users")
 def test_two_users_never_meet() -> None:
-    """Both were told the same port, and no job name: as two people who run the same script are."""
+    """Both have the same port and no job name, like two people who run the same script."""
     port = free_port()
 
     def as_user(number: int) -> dict[str, Any]:

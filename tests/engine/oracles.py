@@ -1,4 +1,4 @@
-"""Neuron models in plain float64 Python, one step at a time: what the compiled models are held against.
+"""Reference neuron models in plain float64 Python, one step at a time.
 
 Each oracle is written from the equations, not from the compiled models: the order within a step is membrane (with the
 synaptic currents as the step before left them), decay of the synapses, arrivals, threshold.

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: a neuron that shows what arrives at it, and spikes as a table of steps."""
+"""Helpers for tests of the engine: a neuron that shows its input, and spikes as a table of steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from neuraxis.execution import Simulation
 from neuraxis.network import Network, Population, neuron_model
+from neuraxis.simulation import Simulation
 
 
 @neuron_model(states={"total": 0.0, "arrived": 0.0}, receptors=("input",))
 def adder(total, arrived, input):
-    """Adds up what arrives and forgets nothing; `arrived` is what came in the last step."""
+    """Sum of all input; `arrived` is the input of the last step."""
     return False, total + input, input
 
 
@@ -24,7 +24,7 @@ def two_adders(plus, minus, positive, negative):
 
 
 def give_spikes(network: Network, population: Population, trains: Sequence[Sequence[int]]) -> None:
-    """Let neuron i emit spikes in the steps trains[i]."""
+    """Make neuron i emit spikes in the steps trains[i]."""
     steps = np.concatenate([np.asarray(train, float) for train in trains])
     ids = np.repeat(np.arange(len(trains)), [len(train) for train in trains])
     network.spikes(population, steps * network.dt_ms, ids)

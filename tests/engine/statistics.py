@@ -10,7 +10,7 @@ import numpy as np
 
 
 def chi_square_fits(observed: Sequence[float], expected: Sequence[float], sigmas: float = 4.0) -> bool:
-    """Whether counts fit expected ones (Wilson and Hilferty's approximation of the critical value).
+    """Return True if counts fit the expected ones (Wilson and Hilferty's approximation of the critical value).
 
     Cells with few expected counts are put together. With fixed seeds the answer is always the same; `sigmas` says how
     unlikely a "no" is for a correct generator.
@@ -57,6 +57,6 @@ def binomial_probabilities(n: int, p: float) -> list[float]:
 
 
 def poisson_probabilities(mean: float, highest: int) -> list[float]:
-    """Of 0 to highest - 1, then of all from `highest` on."""
+    """Return the probabilities of 0 to highest - 1, and of all larger numbers together."""
     found = [math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(highest)]
     return [*found, max(0.0, 1 - math.fsum(found))]

@@ -1,4 +1,4 @@
-"""A spike's way to its targets: every form of synapse table, delays from one step to the longest, many neurons."""
+"""Delivery of spikes: every form of synapse table, delays from one step to the longest, many neurons."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.engine.static_tables import narrow_shifts
-from neuraxis.execution import Simulation
+from neuraxis.engine.cpu.static_tables import narrow_shifts
+from neuraxis.engine.cpu.synapses import sort_rows
 from neuraxis.network import AllToAll, Explicit, FixedInDegree, Network, Normal, OneToOne
 from neuraxis.network.models import lif_delta, spike_source
+from neuraxis.simulation import Simulation
 
 from .running import adder, give_spikes, random_trains, trains_of, two_adders, values_of
 
@@ -31,6 +32,16 @@ def test_weights_keep_their_precision_in_narrow_tables() -> None:
         found = simulation.state(target, "total").astype(float)
     assert np.abs(found / weights - 1).max() < 2**-13
     assert not np.array_equal(found, np.zeros(n))
+
+
+def test_rows_of_wide_tables_are_sorted_by_source() -> None:
+    """Rows of all lengths, empty and long ones included, and more of one length than are sorted together."""
+    sizes = np.concatenate([[0, 2000], np.random.default_rng(1).integers(0, 20, 2000), np.full(20_000, 3)])
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    words = np.random.default_rng(2).integers(0, 2**64 - 1, starts[-1], np.uint64)
+    expected = np.concatenate([np.sort(row) for row in np.split(words, starts[1:-1])])
+    sort_rows(np.append(starts, starts[-1]).astype(np.uint32), words)
+    assert np.array_equal(words, expected)
 
 
 def test_weights_that_differ_much_keep_their_precision_in_wide_tables() -> None:

@@ -1,14 +1,16 @@
-"""Synapses as the rules and distributions say: who is connected to whom, with which weight and delay."""
+"""Synapses drawn by rules and distributions: sources, targets, weights and delays."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
-from neuraxis.execution import Simulation
+from neuraxis.errors import RoundingWarning
 from neuraxis.network import (
     AllToAll,
     Explicit,
@@ -23,9 +25,10 @@ from neuraxis.network import (
     PairwiseBernoulli,
     Rule,
     Uniform,
-    to_steps,
 )
+from neuraxis.network.grid import to_steps
 from neuraxis.network.models import spike_source
+from neuraxis.simulation import Simulation
 
 from .running import adder, give_spikes, two_adders
 from .statistics import binomial_probabilities, chi_square_fits, normal_cumulative, uniform_fits
@@ -46,7 +49,7 @@ def drawn(
 
 
 def matrix_of(synapses: Synapses, n_pre: int, n_post: int) -> np.ndarray[Any, Any]:
-    """How many synapses there are from each (row) to each (column)."""
+    """Return the number of synapses from each source (row) to each target (column)."""
     matrix = np.zeros((n_pre, n_post), np.int64)
     np.add.at(matrix, (synapses["pre"], synapses["post"]), 1)
     return matrix
@@ -174,7 +177,7 @@ def test_explicit_synapses_are_the_given_ones() -> None:
 
 
 class Entries:
-    """As SciPy's sparse matrices answer."""
+    """Like SciPy's sparse matrices."""
 
     def __init__(self, row: Any, col: Any, data: Any) -> None:
         self.row, self.col, self.data = np.asarray(row), np.asarray(col), np.asarray(data)
@@ -225,7 +228,7 @@ def test_given_values_land_at_their_synapses_explicit() -> None:
 
 
 @pytest.mark.parametrize("plastic", [False, True])
-def test_what_is_listed_is_what_is_delivered(plastic: bool) -> None:
+def test_listed_synapses_equal_delivered_ones(plastic: bool) -> None:
     """Every synapse alone: each source spikes once, and the targets add up what arrives in each step."""
     n_pre, n_post, steps = 12, 1500, 60
     network = Network(dt_ms=0.1, seed=3)
@@ -263,22 +266,64 @@ def test_what_is_listed_is_what_is_delivered(plastic: bool) -> None:
 MANY = {"rule": FixedInDegree(40), "n_pre": 100, "n_post": 500}
 
 
+def unit_of(*weights: np.ndarray[Any, Any]) -> float:
+    """The unit that delivered weights are multiples of: all of them are, and half of them are no multiple of two."""
+    found = np.concatenate(weights).astype(float)
+    unit = 2.0 ** math.floor(math.log2(np.abs(found).max()))
+    while (found % unit).any():
+        unit /= 2
+    return unit
+
+
+def assert_drawn_independently(weights: np.ndarray[Any, Any], below: Callable[[float], float]) -> None:
+    """Weights in use are rounded, so some pairs are equal by chance: as many as independent draws of `below` give."""
+    n, unit = len(weights), unit_of(weights)
+    places = np.arange(math.floor(weights.min() / unit) - 1, math.ceil(weights.max() / unit) + 2)
+    shares = np.diff([below((place - 0.5) * unit) for place in places])
+    counts = np.unique(weights, return_counts=True)[1]
+    pairs, expected = (counts * (counts - 1)).sum() / 2, n * (n - 1) * (shares**2).sum() / 2
+    variance = expected + n**3 * ((shares**3).sum() - (shares**2).sum() ** 2)
+    assert abs(pairs - expected) < 5 * math.sqrt(variance)
+    deviations = weights - weights.mean()
+    for lag in (1, 2, 40):  # 40 synapses of each target
+        correlation = (deviations[lag:] * deviations[:-lag]).mean() / deviations.var()
+        assert abs(correlation) < 4.5 / math.sqrt(n), lag
+
+
 @pytest.mark.parametrize(
-    ("weight", "mean", "sd"),
+    ("weight", "mean", "sd", "below"),
     [
-        (Normal(2.0, 0.25), 2.0, 0.25),
-        (Normal(-3.0, 0.5), -3.0, 0.5),
-        (Uniform(1.0, 4.0), 2.5, 3 / math.sqrt(12)),
-        (LogNormal(0.5, 0.3), math.exp(0.5 + 0.045), math.exp(0.5 + 0.045) * math.sqrt(math.exp(0.09) - 1)),
+        (Normal(2.0, 0.25), 2.0, 0.25, lambda x: normal_cumulative((x - 2.0) / 0.25)),
+        (Normal(-3.0, 0.5), -3.0, 0.5, lambda x: normal_cumulative((x + 3.0) / 0.5)),
+        (Uniform(1.0, 4.0), 2.5, 3 / math.sqrt(12), lambda x: min(max((x - 1.0) / 3.0, 0.0), 1.0)),
+        (
+            LogNormal(0.5, 0.3),
+            math.exp(0.5 + 0.045),
+            math.exp(0.5 + 0.045) * math.sqrt(math.exp(0.09) - 1),
+            lambda x: normal_cumulative((math.log(x) - 0.5) / 0.3),
+        ),
     ],
-    ids=str,
+    ids=lambda given: None if callable(given) else str(given),
 )
-def test_weights_have_mean_and_deviation(weight: Any, mean: float, sd: float) -> None:
+def test_weights_have_mean_and_deviation(weight: Any, mean: float, sd: float, below: Callable[[float], float]) -> None:
     found = drawn(**MANY, weight=weight)["weight"].astype(float)
     assert len(found) == 20_000
     assert abs(found.mean() - mean) < 4 * sd / math.sqrt(len(found))
     assert abs(found.std() / sd - 1) < 0.04
-    assert np.unique(found).size > 0.98 * len(found)
+    assert_drawn_independently(found, below)
+
+
+def test_the_check_of_independence_finds_repeated_draws() -> None:
+    """One in ten of 20,000 weights repeats that of another synapse, or one equals the next."""
+    generator = np.random.default_rng(1)
+    free = np.rint(generator.normal(2.0, 0.25, 20_000) * 2**13) / 2**13
+    assert_drawn_independently(free, lambda x: normal_cumulative((x - 2.0) / 0.25))
+    repeated, alike = free.copy(), free.copy()
+    repeated[2_000:4_000] = repeated[:2_000]
+    alike[1:] = np.rint((2.0 + (0.1 * (free[:-1] - 2.0) + math.sqrt(0.99) * (free[1:] - 2.0))) * 2**13) / 2**13
+    for wrong in (repeated, alike):
+        with pytest.raises(AssertionError):
+            assert_drawn_independently(wrong, lambda x: normal_cumulative((x - 2.0) / 0.25))
 
 
 def test_normal_weights_are_clipped_or_drawn_again() -> None:
@@ -293,7 +338,9 @@ def test_normal_weights_are_clipped_or_drawn_again() -> None:
     again = drawn(**MANY, weight=Normal(mean, sd, low=low, high=high, outside="redraw"))["weight"].astype(float)
     assert low <= again.min()
     assert again.max() <= high
-    assert np.unique(again).size > 0.98 * n, "nothing piles up at the bounds"
+    assert_drawn_independently(  # so nothing piles up at the bounds
+        again, lambda x: min(max((normal_cumulative((x - mean) / sd) - below) / (1 - below - above), 0.0), 1.0)
+    )
     edges = np.linspace(low, high, 21)
     shares = np.diff([normal_cumulative((edge - mean) / sd) for edge in edges]) / (1 - below - above)
     assert chi_square_fits(np.histogram(again, edges)[0].tolist(), (n * shares).tolist())
@@ -359,11 +406,17 @@ def test_uniform_delays_fill_the_grid_evenly() -> None:
 def test_constant_and_given_delays_are_rounded_as_all_times_are(delay_ms: float, steps: int) -> None:
     """To the nearest step, halves upwards."""
     assert to_steps(delay_ms, 0.1, "delay_ms") == steps
-    constant = drawn(OneToOne(), 5, 5, delay_ms=delay_ms)
+    rounded = abs(delay_ms / 0.1 - steps) > 1e-6 * steps
+
+    def delays(given: Any) -> dict[str, Any]:
+        with pytest.warns(RoundingWarning) if rounded else nullcontext():
+            return drawn(OneToOne(), 5, 5, delay_ms=given)
+
+    constant = delays(delay_ms)
     assert constant["delay_steps"].tolist() == [steps] * 5
     assert constant["pre"].tolist() == [0, 1, 2, 3, 4]
     if steps < 4096:
-        assert drawn(OneToOne(), 5, 5, delay_ms=[delay_ms] * 5)["delay_steps"].tolist() == [steps] * 5
+        assert delays([delay_ms] * 5)["delay_steps"].tolist() == [steps] * 5
 
 
 # --- initial values ---
@@ -390,7 +443,7 @@ def test_initial_values_are_drawn_for_each_neuron() -> None:
         assert abs(logarithms.std() / 0.5 - 1) < 4 / math.sqrt(2 * n)
 
 
-# --- who draws ---
+# --- independence of placement ---
 
 
 def test_synapses_do_not_depend_on_the_number_of_workers() -> None:
@@ -433,4 +486,6 @@ def test_projections_and_seeds_draw_different_synapses() -> None:
     for a, b in ((one, other), (third, fourth)):
         shared = np.minimum(matrix_of(a, 100, 100), matrix_of(b, 100, 100)).sum()  # type: ignore[arg-type]
         assert shared < 200, "a tenth of a thousand by chance"
-        assert np.intersect1d(a["weight"], b["weight"]).size < 20
+        # Weights on one grid: some are equal by chance (by the integral of the squared density, in units).
+        by_chance = 1000**2 * unit_of(a["weight"], b["weight"]) / (2 * math.sqrt(math.pi) * 0.1)
+        assert np.intersect1d(a["weight"], b["weight"]).size < 1.5 * by_chance < 500

@@ -1,4 +1,4 @@
-"""The edges of what tables, histories and models hold: each is an error or exact, never silently wrong."""
+"""Limits of tables, histories and models: each raises an error or is exact, never silently wrong."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuraxis.engine import plastic_tables
+from neuraxis.engine.cpu import plastic_tables
 from neuraxis.errors import CheckpointError, InvalidArgument
-from neuraxis.execution import SequentialExecutor, Simulation
 from neuraxis.network import (
     STDP,
     AllToAll,
@@ -22,6 +21,7 @@ from neuraxis.network import (
     neuron_model,
 )
 from neuraxis.network.models import lif_delta, lif_exp, spike_source
+from neuraxis.simulation import SequentialExecutor, Simulation
 
 
 @neuron_model(states={"total": 0.0}, receptors=("input",))
@@ -41,9 +41,9 @@ def learning_pair(plasticity) -> Network:
     return network
 
 
-@neuron_model(states={"heard": 0.0}, receptors=("input",))
-def spike_source_with_input(heard, input):
-    return False, heard + input
+@neuron_model(states={"total": 0.0}, receptors=("input",))
+def spike_source_with_input(total, input):
+    return False, total + input
 
 
 RULES = {
@@ -74,7 +74,7 @@ def test_notes_of_spikes_are_kept_as_long_as_they_are_needed(rule: str, monkeypa
     assert np.frombuffer(whole, np.float32)[0] not in (0.0, 0.5, 1.0)
 
 
-def test_more_synapses_with_one_delay_than_the_calendar_can_say_are_refused() -> None:
+def test_too_many_synapses_with_one_delay_are_refused() -> None:
     network = Network(seed=1)
     source = network.population("source", 1, spike_source)
     network.connect(source, network.population("many", 60_000, keeper), FixedInDegree(300), 0.1, 1.0)
@@ -102,7 +102,7 @@ def test_given_weights_of_many_magnitudes_arrive() -> None:
         np.testing.assert_allclose(simulation.state("target", "total"), weights, rtol=5e-3)
 
 
-def test_what_only_decays_becomes_zero() -> None:
+def test_decaying_states_become_exactly_zero() -> None:
     network = Network(seed=1)
     source = network.population("source", 1, spike_source)
     target = network.population("target", 3, lif_exp)
@@ -145,7 +145,7 @@ def test_an_executor_runs_one_simulation() -> None:
     executor = SequentialExecutor()
     network = Network()
     network.population("cells", 3, lif_delta)
-    with Simulation(network, executor=executor), pytest.raises(InvalidArgument, match="runs a simulation already"):
+    with Simulation(network, executor=executor), pytest.raises(InvalidArgument, match="already runs a simulation"):
         Simulation(network, executor=executor)
 
 
@@ -170,10 +170,10 @@ def test_saving_touches_nothing_that_is_not_its_own(tmp_path: Path) -> None:
         simulation.step()
         simulation.save(tmp_path)
         assert (tmp_path / "state-of-my-thesis").is_dir()
-        assert len(list(tmp_path.glob("state-[0-9]*"))) == 1
+        assert len(list(tmp_path.glob("state-????????"))) == 1
         other = tmp_path / "other"
         other.mkdir()
         (other / "manifest.json").write_text('{"mine": true}')
-        with pytest.raises(CheckpointError, match=r"manifest\.json: is there already"):
+        with pytest.raises(CheckpointError, match=r"manifest\.json: exists"):
             simulation.save(other)
         assert [p.name for p in other.iterdir()] == ["manifest.json"]

@@ -1,4 +1,4 @@
-"""Maps: rules with `groups` connect part g of one population to part g of another, and to no other part."""
+"""Maps: rules with `groups` connect part g of one population to part g of another only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, FixedInDegree, Network, PairwiseBernoulli
+from neuraxis.simulation import Simulation
 from tests.engine.running import adder
-from tests.execution.by_turns import ByTurns
+from tests.simulation.by_turns import ByTurns
 
 RULES = {"all": AllToAll, "some": PairwiseBernoulli, "degree": FixedInDegree}
 
@@ -55,7 +55,7 @@ def maps(draw: Any) -> tuple[Any, int, int]:
 
 @settings(max_examples=40)
 @given(maps(), st.integers(1, 5))
-def test_every_synapse_is_within_its_group_and_as_the_rule_says(given_map: Any, workers: int) -> None:
+def test_every_synapse_is_within_its_group_and_follows_the_rule(given_map: Any, workers: int) -> None:
     rule, n_pre, n_post = given_map
     size = n_post or n_pre
     pre, post = drawn(rule, n_pre, n_post, workers)
@@ -148,8 +148,8 @@ def test_sizes_that_do_not_divide_are_counted_part_by_part(
         (lambda kind: kind(groups=-2), InvalidArgument, r"groups=-2"),
         (lambda kind: kind(groups=1.5), InvalidType, r"groups=1\.5"),
         (lambda kind: kind(groups=True), InvalidType, r"groups=True"),
-        (lambda kind: kind(groups=5).check(4, 9, False), InvalidArgument, r"groups=5: 4 and 9 neurons cannot be cut"),
-        (lambda kind: kind(groups=5).check(9, 4, False), InvalidArgument, r"groups=5: 9 and 4 neurons cannot be cut"),
+        (lambda kind: kind(groups=5).check(4, 9, False), InvalidArgument, r"groups=5: 4 and 9 neurons are too few"),
+        (lambda kind: kind(groups=5).check(9, 4, False), InvalidArgument, r"groups=5: 9 and 4 neurons are too few"),
     ],
 )
 @pytest.mark.parametrize("kind", RULES)
@@ -166,8 +166,8 @@ def test_groups_that_cannot_be(kind: str, make: Any, error: type[Exception], mes
     ("rule", "same", "message"),
     [
         (FixedInDegree(4, multapses=False, groups=3), False, "k=4: there are only 3 sources"),
-        (FixedInDegree(3, multapses=False, autapses=False, groups=3), True, "k=3: there are only 2 sources beside"),
-        (FixedInDegree(1, autapses=False, groups=10), True, "only 0 sources beside"),
+        (FixedInDegree(3, multapses=False, autapses=False, groups=3), True, "k=3: there are only 2 sources besides"),
+        (FixedInDegree(1, autapses=False, groups=10), True, "only 0 sources besides"),
     ],
 )
 def test_degrees_that_the_smallest_group_cannot_give(rule: FixedInDegree, same: bool, message: str) -> None:

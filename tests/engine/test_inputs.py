@@ -1,4 +1,4 @@
-"""What reaches a network from outside, and what its probes see."""
+"""External inputs of a network, and recordings of its probes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.engine.generated import BLOCK, poisson_function
-from neuraxis.engine.poisson import poisson_thresholds
+from neuraxis.engine.codegen import BLOCK, poisson_function
+from neuraxis.engine.random import poisson_thresholds
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, OneToOne, Uniform, neuron_model
 from neuraxis.network.models import lif_exp, spike_source
+from neuraxis.simulation import Simulation
 
 from .running import adder, give_spikes, trains_of, two_adders, values_of
 from .statistics import chi_square_fits, poisson_probabilities
@@ -305,7 +305,7 @@ def test_more_samples_and_spikes_than_the_buffers_hold() -> None:
 
 @pytest.mark.parametrize("mean", [0.3, 1.28, 2.32, 9.0, 25.0])
 def test_a_poisson_number_is_the_count_of_thresholds_that_the_draw_exceeds(mean: float) -> None:
-    """Also in the far tail, which the kernel settles in a second pass."""
+    """Also in the far tail, which the kernel computes in a second pass."""
     thresholds = poisson_thresholds(mean)
     assert thresholds is not None
     random = np.random.default_rng(1)

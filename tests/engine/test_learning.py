@@ -1,4 +1,4 @@
-"""Plastic synapses against oracles in plain Python, written from what the rules promise (`network/plasticity.py`).
+"""Plastic synapses against reference implementations in plain Python (see `network/plasticity.py`).
 
 Sources and targets spike when they are told to; the targets add up what arrives, so that every transmitted weight
 shows. Delays count as dendritic: a source's spike of step s meets the target's spikes q as they come back, at q + d.
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.execution import Simulation
 from neuraxis.network import (
     STDP,
     AllToAll,
@@ -27,6 +26,7 @@ from neuraxis.network import (
     TsodyksMarkram,
 )
 from neuraxis.network.models import spike_source
+from neuraxis.simulation import Simulation
 
 from .running import adder, give_spikes, random_trains, values_of
 
@@ -45,7 +45,7 @@ Train = list[int]
 
 @dataclass
 class Synapse:
-    """A synapse as its rules say, told of every step: what it transmits, and its weight."""
+    """Reference synapse, advanced step by step: its transmitted weights and its weight."""
 
     delay: int
     pre: Train
@@ -98,7 +98,7 @@ class Synapse:
         self.last = s
 
     def _facilitate(self, rule: STDP | RewardSTDP, until: int) -> None:
-        """Each spike of the target that comes back to the synapse by `until` and was not counted yet, in order."""
+        """Process the target's spikes that reach the synapse by `until` and were not counted yet, in order."""
         for q in sorted(self.post):
             at = q + self.delay
             if not self.done < at <= until:
@@ -408,7 +408,7 @@ def test_a_weight_that_is_read_holds_all_that_cannot_change_any_more() -> None:
 
 
 def test_targets_that_spike_in_every_step_without_end() -> None:
-    """Ten thousand spikes of the target and hardly one of the source: what is noted must be forgotten in time."""
+    """Ten thousand spikes of the target and hardly one of the source: recorded spikes must be discarded in time."""
     steps = 10_000
     rule = STDP.multiplicative(w_max=4.0, learning_rate=0.01)
     pre = [[50, 4000, 9000], []]
@@ -420,7 +420,7 @@ def test_targets_that_spike_in_every_step_without_end() -> None:
 
 
 def test_two_rules_at_the_same_targets_do_not_mix() -> None:
-    """A second plastic projection and a static one beside it; each does as it does alone."""
+    """A second plastic projection and a static one: each behaves as it does alone."""
     pre, post = trains()
     alone = Trained([RULES["additive"][0]], pre, post, 2.0)
     with Simulation(alone.network) as simulation:
@@ -433,4 +433,5 @@ def test_two_rules_at_the_same_targets_do_not_mix() -> None:
     both.network.connect(other, both.target, AllToAll(), weight=0.25, delay_ms=2.5)
     with Simulation(both.network) as simulation:
         simulation.step(STEPS)
-        assert simulation.weights(both.projection).tolist() == expected
+        # The receptor's other weights decide how fine its accumulators are, and weights are reported as delivered.
+        assert simulation.weights(both.projection).tolist() == pytest.approx(expected, abs=2.0**-18)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, NeuronModel, OneToOne, neuron_model
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models import (
@@ -23,6 +22,7 @@ from neuraxis.network.models import (
     poisson_source,
     spike_source,
 )
+from neuraxis.simulation import Simulation
 
 from . import oracles
 from .running import give_spikes, random_trains, trains_of, values_of
@@ -57,7 +57,7 @@ def response_mv(kind: str, p: Any, weight: float, t: float) -> float:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("kind", LIF)
-def test_one_spike_moves_the_membrane_as_the_solution_says(kind: str, sign: int) -> None:
+def test_one_spike_moves_the_membrane_as_the_exact_solution(kind: str, sign: int) -> None:
     emitted, delay, steps = 10, 15, 600
     weight = sign * (8.0 if kind == "delta" else 512.0)
     model = {
@@ -160,7 +160,7 @@ def test_the_membrane_is_held_for_the_refractory_time(kind: str, refractory_step
     assert left.tolist() == [(refractory_steps - (k % (refractory_steps + 1))) for k in range(100)]
 
 
-def test_what_arrives_in_the_refractory_time_is_lost_to_a_delta_synapse_only() -> None:
+def test_only_delta_synapses_lose_input_in_the_refractory_time() -> None:
     """A probe in each of the steps around the refractory time, each at a neuron of its own."""
     spike_step, held = 5, 20
     probes = range(1, 26)  # steps after the spike
@@ -313,7 +313,7 @@ def test_random_input_gives_the_spikes_and_states_of_plain_python(name: str) -> 
 
 
 def test_izhikevich_follows_eulers_rule() -> None:
-    """The membrane is unstable at a spike, so that roundings grow; after it they are forgotten."""
+    """The membrane is unstable at a spike, so that rounding errors grow; after it they vanish."""
     driven = Driven(izhikevich, 3, (6.0, -3.0), 12.0)
     states, trains = driven.engine()
     expected, expected_trains, margin = driven.oracle()
@@ -500,7 +500,7 @@ def test_a_model_must_return_all_its_states() -> None:
         neuron_model(states={"v_mv": 0.0, "u_mv": 0.0})(lacks_state)
 
 
-def test_an_argument_that_nobody_gives_is_named_when_the_model_is_used() -> None:
+def test_a_missing_argument_is_named_when_the_model_is_used() -> None:
     model = neuron_model(states={"v_mv": 0.0})(takes_an_unknown_argument)
     with pytest.raises(InvalidArgument, match="'mystery'"):
         Network().population("target", 1, model)

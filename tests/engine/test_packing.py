@@ -1,4 +1,4 @@
-"""Spikes of some steps as two arrays: there and back through outboxes, and what is no such thing is seen to be none."""
+"""Packing of spikes into two arrays and back into spike buffers; invalid arrays are detected."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuraxis.engine.outboxes import Outboxes
-from neuraxis.engine.packing import clear_steps, is_sound, pack_steps, unpack_steps
 from neuraxis.engine.placement import Slice
+from neuraxis.engine.spikes import SpikeBuffers, clear_steps, pack_steps, spikes_are_valid, unpack_steps
 from neuraxis.network import AllToAll, Network
 from neuraxis.network.models import lif_delta
 
@@ -32,24 +31,24 @@ def ids_of(shard: int) -> list[int]:
     return [neuron for first, last in held_by(shard) for neuron in range(first, last)]
 
 
-def boxes(lag: int = 4) -> Outboxes:
+def buffers(lag: int = 4) -> SpikeBuffers:
     network = Network()
     populations = [network.population(f"p{i}", n, lif_delta) for i, n in enumerate(SIZES)]
     network.connect(populations[0], populations[1], AllToAll(), 1.0)
     lags = np.full((2, 2), lag, np.int64)
-    return Outboxes.private(network, PLACEMENT, lags)
+    return SpikeBuffers.private(network, PLACEMENT, lags)
 
 
-def write(box: Outboxes, shard: int, step: int, ids: list[int]) -> None:
-    """What a shard's kernel writes: where each population begins, how many there are, and who."""
+def write(box: SpikeBuffers, shard: int, step: int, ids: list[int]) -> None:
+    """Write spikes as a shard's kernel does: the start and number of spikes of each population, and the ids."""
     slot = box.slot(shard, step)
     slot[: len(FIRST_IDS)] = np.searchsorted(ids, FIRST_IDS)
     slot[len(SIZES)] = len(ids)
     slot[len(FIRST_IDS) : len(FIRST_IDS) + len(ids)] = ids
 
 
-def read(box: Outboxes, shard: int, step: int) -> list[int]:
-    """What others read of it, by populations, as a delivery does."""
+def read(box: SpikeBuffers, shard: int, step: int) -> list[int]:
+    """Read the spikes by population, as a delivery does."""
     slot = box.slot(shard, step)
     offsets = slot[: len(FIRST_IDS)].tolist()
     ids = slot[len(FIRST_IDS) :].tolist()
@@ -62,7 +61,7 @@ def read(box: Outboxes, shard: int, step: int) -> list[int]:
 
 
 def plain_soundness(after: list[int], ids: list[int], steps: int, held: list[int]) -> bool:
-    """Of each step and neuron one spike at most, in order, of neurons that are held."""
+    """Return True if each step and neuron has at most one spike, in order, of neurons that the shard holds."""
     pairs = list(zip(after, ids, strict=True))
     return pairs == sorted(set(pairs)) and all(0 <= step < steps for step in after) and all(one in held for one in ids)
 
@@ -75,10 +74,10 @@ def some_spikes(draw: st.DrawFn, shard: int, first: int, last: int) -> Spikes:
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(0, 1), st.integers(1, 40), st.integers(1, 9))
-def test_what_is_packed_is_unpacked_elsewhere_wherever_in_the_ring_it_lies(
+def test_packed_spikes_unpack_equal_at_any_position_of_the_ring(
     data: st.DataObject, shard: int, first: int, length: int
 ) -> None:
-    here, there = boxes(), boxes()
+    here, there = buffers(), buffers()
     length = min(length, here.slots)
     last = first + length - 1
     spikes = data.draw(some_spikes(shard, first, last))
@@ -91,7 +90,7 @@ def test_what_is_packed_is_unpacked_elsewhere_wherever_in_the_ring_it_lies(
     assert [(first + int(a), int(i)) for a, i in zip(after, ids, strict=True)] == [
         (step, one) for step, some in spikes.items() for one in some
     ]
-    assert is_sound(after, ids, length, held_by(shard))
+    assert spikes_are_valid(after, ids, length, held_by(shard))
     earliest = data.draw(st.integers(first - 2, last + 2), label="earliest")
     before = {step: read(there, shard, step) for step in range(first, last + 1)}
     unpack_steps(there, shard, FIRST_IDS, first, last, after, ids, earliest)
@@ -100,7 +99,7 @@ def test_what_is_packed_is_unpacked_elsewhere_wherever_in_the_ring_it_lies(
 
 
 def test_other_shards_and_other_steps_are_left_alone() -> None:
-    box = boxes()
+    box = buffers()
     for shard in (0, 1):
         for step in range(box.slots):
             write(box, shard, step, ids_of(shard)[:2])
@@ -114,7 +113,7 @@ def test_other_shards_and_other_steps_are_left_alone() -> None:
 
 
 def test_every_neuron_may_spike_in_every_step() -> None:
-    box, there = boxes(), boxes()
+    box, there = buffers(), buffers()
     for step in range(1, box.slots + 1):
         write(box, 1, step, ids_of(1))
     after, ids = pack_steps(box, 1, len(SIZES), 1, box.slots)
@@ -125,17 +124,17 @@ def test_every_neuron_may_spike_in_every_step() -> None:
 
 
 def test_windows_that_came_by_the_network_cannot_be_written_to() -> None:
-    box = boxes()
+    box = buffers()
     after = np.frombuffer(np.array([0, 2], np.uint16).tobytes(), np.uint16)
     ids = np.frombuffer(np.array([0, 6], np.int32).tobytes(), np.int32)
-    assert is_sound(after, ids, 3, held_by(0))
+    assert spikes_are_valid(after, ids, 3, held_by(0))
     unpack_steps(box, 0, FIRST_IDS, 5, 7, after, ids, 5)
     assert [read(box, 0, step) for step in (5, 6, 7)] == [[0], [], [6]]
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 3), (7, 12), (11, 10)])
 def test_cleared_steps_are_silence_and_no_others(first: int, last: int) -> None:
-    box = boxes()
+    box = buffers()
     assert box.slots == 10
     for step in range(5, 15):
         write(box, 1, step, ids_of(1))
@@ -152,11 +151,13 @@ def test_cleared_steps_are_silence_and_no_others(first: int, last: int) -> None:
     st.integers(0, 1),
     st.booleans(),
 )
-def test_soundness_is_what_it_says(pairs: list[tuple[int, int]], steps: int, shard: int, ordered: bool) -> None:
+def test_validation_accepts_exactly_the_valid_packets(
+    pairs: list[tuple[int, int]], steps: int, shard: int, ordered: bool
+) -> None:
     if ordered:
         pairs = sorted(set(pairs))
     after, ids = [one for one, _ in pairs], [one for _, one in pairs]
-    found = is_sound(np.array(after, np.uint16), np.array(ids, np.int32), steps, held_by(shard))
+    found = spikes_are_valid(np.array(after, np.uint16), np.array(ids, np.int32), steps, held_by(shard))
     assert found == plain_soundness(after, ids, steps, ids_of(shard))
 
 
@@ -166,7 +167,7 @@ def test_one_wrong_number_among_sound_ones_is_seen(data: st.DataObject, shard: i
     spikes = data.draw(some_spikes(shard, 0, 4))
     after = np.array([step for step, some in spikes.items() for _ in some], np.uint16)
     ids = np.array([one for some in spikes.values() for one in some], np.int32)
-    assert is_sound(after, ids, 5, held_by(shard))
+    assert spikes_are_valid(after, ids, 5, held_by(shard))
     if not len(ids):
         return
     place = data.draw(st.integers(0, len(ids) - 1), label="place")
@@ -174,7 +175,8 @@ def test_one_wrong_number_among_sound_ones_is_seen(data: st.DataObject, shard: i
         after[place] = data.draw(st.sampled_from([0, 1, 2, 3, 4, 5, 65535]))
     else:
         ids[place] = data.draw(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**31), 2**31 - 1])))
-    assert is_sound(after, ids, 5, held_by(shard)) == plain_soundness(after.tolist(), ids.tolist(), 5, ids_of(shard))
+    expected = plain_soundness(after.tolist(), ids.tolist(), 5, ids_of(shard))
+    assert spikes_are_valid(after, ids, 5, held_by(shard)) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,12 +192,12 @@ def test_one_wrong_number_among_sound_ones_is_seen(data: st.DataObject, shard: i
         ([7], [0], [[0, 3]]),
     ],
 )
-def test_what_is_not_sound(after: list[int], ids: list[int], held: list[list[int]]) -> None:
+def test_invalid_packets_are_rejected(after: list[int], ids: list[int], held: list[list[int]]) -> None:
     rows = np.array(held, np.int64).reshape(-1, 2)
-    assert not is_sound(np.array(after, np.uint16), np.array(ids, np.int32), 7, rows)
+    assert not spikes_are_valid(np.array(after, np.uint16), np.array(ids, np.int32), 7, rows)
 
 
-def test_nothing_is_sound_whoever_sends_it() -> None:
+def test_an_empty_packet_is_valid_from_any_sender() -> None:
     nothing = np.zeros(0, np.uint16), np.zeros(0, np.int32)
-    assert is_sound(*nothing, 1, np.zeros((0, 2), np.int64))
-    assert is_sound(*nothing, 1, held_by(0))
+    assert spikes_are_valid(*nothing, 1, np.zeros((0, 2), np.int64))
+    assert spikes_are_valid(*nothing, 1, held_by(0))

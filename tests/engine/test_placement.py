@@ -1,4 +1,4 @@
-"""Which neurons live where, and how far apart shards may then run."""
+"""Placement of neurons on shards, and the lag that it permits between shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuraxis.engine.outboxes import LONGEST_LAG, Listener, Outboxes, lags_between
 from neuraxis.engine.placement import (
     EXCHANGE_NS,
     SMALLEST_SLICE,
@@ -22,10 +21,11 @@ from neuraxis.engine.placement import (
     place_regions,
     step_cost_ns,
 )
-from neuraxis.execution import Simulation
+from neuraxis.engine.spikes import LONGEST_LAG, Listener, SpikeBuffers, lags_between
 from neuraxis.network import STDP, AllToAll, FixedInDegree, Network, RewardSTDP, Uniform
 from neuraxis.network.models import lif_delta, spike_source
-from tests.execution.by_turns import ByTurns
+from neuraxis.simulation import Simulation
+from tests.simulation.by_turns import ByTurns
 
 
 def network_of(sizes: Sequence[int]) -> Network:
@@ -78,9 +78,7 @@ def test_small_groups_fill_up_the_shards_with_the_least_to_do() -> None:
 
 @settings(max_examples=40)
 @given(SIZES, st.integers(1, 5), st.data())
-def test_regions_are_placed_completely_in_the_cheapest_way_that_is_weighed(
-    sizes: list[int], shards: int, data: Any
-) -> None:
+def test_regions_are_placed_whole_at_the_lowest_estimated_cost(sizes: list[int], shards: int, data: Any) -> None:
     network = network_of(sizes)
     populations = range(len(sizes))
     for _ in range(data.draw(st.integers(0, 6), label="projections")):
@@ -116,7 +114,7 @@ def two_regions(within_ms: float, between_ms: float, n: int = 10_000) -> Network
 
 def test_regions_far_from_each_other_are_not_cut() -> None:
     placement = place_regions(two_regions(0.1, 5.0), 2, [[0], [1]])
-    assert placement == ((Slice(1, 0, 10_000),), (Slice(0, 0, 10_000),))  # who has more to do comes first
+    assert placement == ((Slice(1, 0, 10_000),), (Slice(0, 0, 10_000),))  # the larger load comes first
 
 
 def test_a_region_that_takes_most_of_the_time_is_cut() -> None:
@@ -131,7 +129,7 @@ def test_where_exchanging_costs_more_than_it_shares_all_stays_together() -> None
     assert sorted(map(len, placement)) == [0, 2]
 
 
-def test_a_step_costs_what_the_slowest_shard_and_the_exchange_cost() -> None:
+def test_a_step_costs_the_slowest_shard_plus_the_exchange() -> None:
     network = two_regions(0.1, 2.0, n=100)
     apart = ((Slice(0, 0, 100),), (Slice(1, 0, 100),))
     assert step_cost_ns(network, apart, [3.0, 5.0]) == 500.0 + EXCHANGE_NS / 20
@@ -142,7 +140,7 @@ def test_a_step_costs_what_the_slowest_shard_and_the_exchange_cost() -> None:
     assert step_cost_ns(network, cut, [3.0, 5.0]) == 650.0 + EXCHANGE_NS
 
 
-def test_what_learns_is_expected_to_cost_more() -> None:
+def test_plastic_projections_have_a_higher_estimated_cost() -> None:
     network = network_of([100, 100, 100])
     network.connect("p0", "p0", FixedInDegree(100), 1.0)
     network.connect("p1", "p1", FixedInDegree(100), 1.0, plasticity=STDP.additive(w_max=2.0))
@@ -168,7 +166,7 @@ HALVES = ((Slice(0, 0, 70),), (Slice(0, 70, 140),))
     ],
     ids=["too few workers", "too many", "neurons twice", "neurons nowhere", "beyond the end", "no such population"],
 )
-def test_a_placement_that_is_none_is_refused_before_anything_starts(placement: Placement) -> None:
+def test_an_invalid_placement_is_refused_before_anything_starts(placement: Placement) -> None:
     with pytest.raises(ValueError, match="placement"):
         Simulation(network_of([140]), workers=2, placement=placement)
 
@@ -204,7 +202,7 @@ def test_the_lag_of_two_shards_is_the_shortest_delay_from_one_to_the_other() -> 
     network.neuromodulator("dopamine")
     network.modulate("p2", "dopamine", 1.0, delay_ms=0.4)
     network.connect("p0", "p3", AllToAll(), 1.0, delay_ms=9.0, plasticity=REWARD)
-    assert lags_between(network, apart)[1:, 2].tolist() == [7, far, 4]  # who learns from a level follows it
+    assert lags_between(network, apart)[1:, 2].tolist() == [7, far, 4]  # plastic targets follow the level
     mixed = ((Slice(0, 0, 5), Slice(1, 0, 10)), (Slice(0, 5, 10),))
     assert lags_between(network, mixed).tolist() == [[3, 3], [3, 3]]
 
@@ -216,8 +214,8 @@ REWARD = RewardSTDP(w_max=2.0, a_plus=0.1, a_minus=0.05, every_ms=0.5, modulator
 def test_no_slot_is_written_over_before_everybody_has_read_it(lags: list[int]) -> None:
     """A shard may be at step t when another one still has to read its step t - lag - lag of the other."""
     matrix = np.array(lags).reshape(3, 3)
-    outboxes = Outboxes.private(network_of([5, 5, 5]), tuple((Slice(p, 0, 5),) for p in range(3)), matrix)
-    assert outboxes.slots > (matrix + matrix.T).max()
+    spike_buffers = SpikeBuffers.private(network_of([5, 5, 5]), tuple((Slice(p, 0, 5),) for p in range(3)), matrix)
+    assert spike_buffers.slots > (matrix + matrix.T).max()
 
 
 @st.composite
@@ -253,7 +251,7 @@ def networks_and_placements(draw: Any) -> tuple[Network, Placement]:
 
 @settings(max_examples=25)
 @given(networks_and_placements(), st.integers(0, 99))
-def test_shards_with_lags_of_their_own_give_what_one_process_gives(
+def test_shards_with_individual_lags_equal_one_process(
     tmp_path_factory: pytest.TempPathFactory, case: Any, seed: int
 ) -> None:
     network, placement = case
@@ -283,8 +281,8 @@ def test_shards_with_lags_of_their_own_give_what_one_process_gives(
         assert simulation.fingerprint() == expected
 
 
-def test_a_shard_that_hears_nobody_runs_ahead_no_further_than_its_outbox_reaches(tmp_path: Path) -> None:
-    """A source on a shard of its own with delays of one step: the fastest writer beside the slowest reader."""
+def test_a_shard_without_inputs_runs_ahead_at_most_by_its_outbox(tmp_path: Path) -> None:
+    """A source on a shard of its own with delays of one step: the fastest writer and the slowest reader."""
     network = Network(dt_ms=0.1, seed=1)
     source = network.population("source", 4, spike_source)
     network.spikes(source, 0.1 * np.arange(1, 1001), np.arange(1000) % 4)
@@ -299,7 +297,7 @@ def test_a_shard_that_hears_nobody_runs_ahead_no_further_than_its_outbox_reaches
     with Simulation(network, executor=Placed(placement)) as simulation:
         fast, slow = simulation._executor._runners  # type: ignore[attr-defined]
         fast.shard.advance(1000, 0, 0)
-        assert LONGEST_LAG <= fast.shard.step < Outboxes.private(network, placement).slots
+        assert LONGEST_LAG <= fast.shard.step < SpikeBuffers.private(network, placement).slots
         simulation.advance(1000)
         assert slow.shard.step == 1000
         assert simulation.fingerprint() == expected

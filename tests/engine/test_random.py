@@ -1,4 +1,4 @@
-"""Random numbers: what they are distributed like, and that they do not depend on who draws them."""
+"""Random numbers: their distributions, and their independence of the process that draws them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from neuraxis.engine.drawing import distinct
+from neuraxis.engine.cpu.synapses import distinct
 from neuraxis.engine.random import binomial, key_of, mix, normal, normal_table, number
-from neuraxis.network import LARGEST_NORMAL
+from neuraxis.network.distributions import LARGEST_NORMAL
 
 from .statistics import binomial_probabilities, chi_square_fits, ks_distance_to_normal, normal_cumulative, uniform_fits
 

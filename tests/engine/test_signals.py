@@ -1,4 +1,4 @@
-"""Signals: what models see of rhythms and neuromodulators, in every step, on every shard, after every restore."""
+"""Signals: the values of rhythms and neuromodulators in models, in every step, on every shard, after every restore."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.execution import Simulation
 from neuraxis.network import AllToAll, Network, RewardSTDP, neuron_model
 from neuraxis.network.models import lif_delta, spike_source
+from neuraxis.simulation import Simulation
 from tests.engine.running import values_of
-from tests.execution.by_turns import ByTurns
+from tests.simulation.by_turns import ByTurns
 
 STEPS = 300
 
@@ -146,8 +146,8 @@ def test_learning_that_follows_a_rhythm_happens_at_its_values() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda n: n.population("p", 2, follower(gain="dopamin")), InvalidArgument, "gain='dopamin'.*declare it first"),
-        (lambda n: n.population("p", 2, follower(gain="p")), InvalidArgument, "declare it first"),
+        (lambda n: n.population("p", 2, follower(gain="dopamin")), InvalidArgument, "gain='dopamin'.*add it first"),
+        (lambda n: n.population("p", 2, follower(gain="p")), InvalidArgument, "add it first"),
         (lambda n: follower(rate=2.0), InvalidArgument, "no parameter 'rate'; it has gain, beat"),
         (lambda n: follower(gain=None), InvalidType, "gain=None"),
         (lambda n: follower(gain=float("nan")), InvalidArgument, "gain=nan"),
@@ -157,7 +157,7 @@ def test_learning_that_follows_a_rhythm_happens_at_its_values() -> None:
         (
             lambda n: n.connect("c", "c", AllToAll(), 1.0, plasticity=reward("thet")),
             InvalidArgument,
-            "modulator='thet': declare it first",
+            "modulator='thet': add it first",
         ),
     ],
 )

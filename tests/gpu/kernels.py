@@ -1,4 +1,4 @@
-"""Sources of kernels, and a kernel's whole way, for tests."""
+"""Sources of kernels for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for CuPy, with one device on which nothing happens: for the order of calls, and for threads.
+"""A fake CuPy with one device that does nothing: for the order of calls, and for threads.
 
 What runs on a GPU is tested on one; where there is none, this shows what is called, and can hold a call up.
 """
@@ -18,7 +18,7 @@ __all__ = ["OutOfMemoryError", "stand_in"]
 
 
 class OutOfMemoryError(MemoryError):
-    """As CuPy's."""
+    """Like CuPy's error."""
 
 
 class _Array:

@@ -1,4 +1,4 @@
-"""Arguments of a launch against what a kernel takes, with stand-ins for arrays on a device."""
+"""Arguments of a launch against the parameters of a kernel, with fake device arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neuraxis.gpu.sources import Parameter, parameters_of
 
 @dataclass
 class OnDevice:
-    """What the checks look at of an array on a GPU."""
+    """The attributes of a device array that the checks use."""
 
     dtype: np.dtype
     contiguous: bool = True
@@ -46,7 +46,7 @@ def with_one(position: int, value: Any) -> list[Any]:
     return [*GOOD[:position], value, *GOOD[position + 1 :]]
 
 
-def test_what_fits_is_handed_over_as_it_is() -> None:
+def test_valid_arguments_are_passed_unchanged() -> None:
     given = matched("f", GOOD, TAKEN)
     assert all(one is other for one, other in zip(given, GOOD, strict=True))
 
@@ -79,25 +79,25 @@ def test_pythons_numbers_get_the_kernels_type(position: int, value: Any, expecte
             "argument 0 (const float *x): an array of float64, and the kernel reads",
         ),
         (0, OnDevice(np.dtype("f4"), False), InvalidArgument, "not contiguous"),
-        (0, np.zeros(3, np.float32), InvalidType, "an array in the memory of the host; bring it over with to_gpu()"),
-        (0, torch.zeros(3), InvalidType, "an array in the memory of the host"),
+        (0, np.zeros(3, np.float32), InvalidType, "the array is in the memory of the host. Copy it with to_gpu()"),
+        (0, torch.zeros(3), InvalidType, "the array is in the memory of the host"),
         (0, np.float32(1), InvalidType, "takes a pointer"),
         (0, [1.0, 2.0], InvalidType, "list is neither an array on the GPU nor a number"),
         (1, FLOATS, InvalidType, "takes a number"),
-        (1, np.int64(3), InvalidType, "argument 1 (int n): int64 was given; write np.int32(3)"),
-        (1, np.float32(3), InvalidType, "float32 was given; write np.int32(3.0)"),
+        (1, np.int64(3), InvalidType, "argument 1 (int n): int64 was given. Write np.int32(3)"),
+        (1, np.float32(3), InvalidType, "float32 was given. Write np.int32(3.0)"),
         (1, 2**31, InvalidArgument, "2147483648 does not fit into int32"),
         (2, 10**400, InvalidArgument, "does not fit into float64, whose largest number is 1.8e+308"),
-        (1, 3.0, InvalidType, "3.0 is no int32"),
-        (1, True, InvalidType, "True is no int32"),
+        (1, 3.0, InvalidType, "3.0 is not of type int32"),
+        (1, True, InvalidType, "True is not of type int32"),
         (1, None, InvalidType, "NoneType is neither"),
-        (2, np.float32(3), InvalidType, "float32 was given; write np.float64(3.0)"),
-        (3, 1, InvalidType, "1 is no bool"),
-        (5, 7, InvalidType, "argument 5 (Odd odd): 7 has no C type; say which"),
-        (5, np.str_("a"), InvalidType, "is no number"),
+        (2, np.float32(3), InvalidType, "float32 was given. Write np.float64(3.0)"),
+        (3, 1, InvalidType, "1 is not of type bool"),
+        (5, 7, InvalidType, "argument 5 (Odd odd): 7 has no C type. Pass"),
+        (5, np.str_("a"), InvalidType, "is not a number"),
     ],
 )
-def test_what_does_not_fit_is_named(position: int, value: Any, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_named(position: int, value: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         matched("f", with_one(position, value), TAKEN)
     assert words in str(caught.value)
@@ -125,7 +125,7 @@ KINDS = ["float *x", "char *x", "T *x", "int x", "unsigned char x", "float x", "
 
 
 @pytest.mark.parametrize("kind", [*KINDS, None])
-def test_the_quick_look_gives_what_the_full_one_gives(kind: str | None) -> None:
+def test_the_fast_check_equals_the_full_check(kind: str | None) -> None:
     taken: tuple[Parameter, ...] | None = None
     if kind is not None:
         taken = parameters_of(f"__global__ void f({kind}) {{}}", "f")
@@ -144,9 +144,9 @@ def test_the_quick_look_gives_what_the_full_one_gives(kind: str | None) -> None:
     assert quick((OnDevice(np.dtype("f4"), device_id=1),), 0) is None
 
 
-def test_too_few_and_too_many_are_told_with_what_is_taken() -> None:
+def test_a_wrong_number_of_arguments_shows_the_expected_ones() -> None:
     for given in (GOOD[:-1], (*GOOD, np.int32(1))):
-        with pytest.raises(InvalidType, match=r"takes 6 arguments \(const float \*x, int n, .*\), [57] were given"):
+        with pytest.raises(InvalidType, match=r"takes 6 arguments \(const float \*x, int n, .*\), got [57]"):
             matched("f", given, TAKEN)
 
 

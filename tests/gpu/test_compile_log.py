@@ -1,11 +1,11 @@
-"""What NVRTC says, shown with the user's lines; the logs are NVRTC 12.9's own."""
+"""NVRTC's messages, shown with the user's lines; the logs are from NVRTC 12.9."""
 
 from __future__ import annotations
 
 import pickle
 
 from neuraxis.errors import InvalidArgument, KernelCompileError
-from neuraxis.gpu.compile_log import compile_error
+from neuraxis.gpu.kernel import compile_error
 
 FILE = "/tmp/tmpab12/0f3e.cubin.cu"
 SOURCE = """
@@ -76,7 +76,7 @@ def test_many_errors_are_counted() -> None:
     assert "and 4 more errors" in str(error)
 
 
-def test_what_has_no_line_is_shown_as_it_is() -> None:
+def test_messages_without_a_line_number_are_shown_unchanged() -> None:
     error = compile_error("mine", "f", SOURCE, "nvrtc: error: invalid value for --gpu-architecture (-arch)\n", FILE)
     assert error.line is None
     assert "invalid value for --gpu-architecture" in str(error)

@@ -1,4 +1,4 @@
-"""A CUDA context on a GPU: kernels, memory, its life, and several of them."""
+"""A CUDA context on a GPU: kernels, memory, life cycle, and several contexts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scaled(context: CudaContext, array: Any, factor: float) -> None:
 # --- kernels ---
 
 
-def test_the_tutorials_kernel_does_what_numpy_does() -> None:
+def test_the_tutorials_kernel_equals_numpy() -> None:
     values = np.random.default_rng(1).standard_normal(1_000_003, np.float32)
     with CudaContext(device_id=0) as context:
         kernel = context.get_kernel(name="custom_activation", source=LEAKY, function_name="custom_activation")
@@ -133,7 +133,7 @@ def test_launches_are_checked() -> None:
         assert "float *values, int n, float factor" in repr(kernel)
 
 
-def test_shared_memory_beyond_what_every_kernel_has() -> None:
+def test_shared_memory_beyond_the_default_limit() -> None:
     source = """
     __global__ void turn(int *values) {
         extern __shared__ int kept[];
@@ -174,7 +174,7 @@ def test_a_profile_has_every_launch() -> None:
         scaled(context, array, 2)
         copy = context.allocate(array.shape, array.dtype)
         activation = context.get_kernel("activation", LEAKY, "custom_activation")
-        for _ in range(600):  # more than are kept unread
+        for _ in range(600):  # more than the limit of unread times
             activation(array, copy, array.size, 0.01, block=256, grid=4096)
         times = context.profile()
         assert {name: one.count for name, one in times.items()} == {"scale": 2, "activation": 600}
@@ -225,7 +225,7 @@ def test_memory_that_was_used_is_zero_again() -> None:
             del array
 
 
-def test_stop_gives_back_what_the_context_has_and_nothing_else() -> None:
+def test_stop_frees_the_memory_of_the_context_only() -> None:
     import cupy
     import torch
 
@@ -281,13 +281,13 @@ def test_use_after_stop_is_an_error() -> None:
         context.synchronize,
         lambda: kernel(array, 4, 2.0, block=4, grid=1),
     ):
-        with pytest.raises(CudaContextClosed, match="was stopped"):
+        with pytest.raises(CudaContextClosed, match="was closed"):
             call()
     assert array.get().tolist() == [1, 1, 1, 1]  # what was got can be read
     with CudaContext() as another:
         again = another.get_kernel("scale", SCALE, "scale")
         for stale in (array, array[1:]):
-            with pytest.raises(CudaContextClosed, match=r"kernel 'scale', argument 0: the array belongs to .* stopped"):
+            with pytest.raises(CudaContextClosed, match=r"kernel 'scale', argument 0: the array belongs to .* closed"):
                 again(stale, stale.size, 2.0, block=4, grid=1)
     with context:  # it can be started again; what it had before stays of the past
         with pytest.raises(CudaContextClosed):
@@ -351,7 +351,7 @@ def test_a_device_that_is_not_there() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # that is what it is about
-def test_a_forked_child_is_told() -> None:
+def test_use_in_a_forked_child_raises() -> None:
     with CudaContext() as context:
         child = os.fork()
         if child == 0:

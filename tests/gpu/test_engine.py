@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuraxis.engine.cpu.plastic_tables import build_plastic_table
+from neuraxis.engine.cpu.static_tables import BuildTally
 from neuraxis.engine.cuda.device import CupyDevice
 from neuraxis.engine.cuda.shard import CudaShard
-from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import place
-from neuraxis.engine.plastic_tables import build_plastic_table
-from neuraxis.execution import Simulation
+from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.network import FixedInDegree, Network
 from neuraxis.network.library import brunel, hpc_benchmark, microcircuit
 from neuraxis.network.models import lif_delta
+from neuraxis.simulation import Simulation
 from tests.engine.cuda.comparing import assert_same_as_cpu
 from tests.engine.cuda.shards import run_together
 from tests.engine.cuda.test_together import DELAYS, spiking
-from tests.execution import networks
+from tests.simulation import networks
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,9 +64,9 @@ def test_the_plastic_benchmark(cuda: None) -> None:
 def test_plastic_synapses_are_drawn_in_the_cpus_order(make: Callable[[], Network], cuda: None) -> None:
     network = make()
     placement, device = place(network, 1), CupyDevice()
-    gpu = CudaShard(network, placement, 0, Outboxes.private(network, placement), device=device)
+    gpu = CudaShard(network, placement, 0, SpikeBuffers.private(network, placement), device=device)
     for table in gpu.plastic:
-        cpu = build_plastic_table(network, table.projection, table.accumulators, np.zeros(2, np.int64))
+        cpu = build_plastic_table(network, table.projection, table.accumulators, BuildTally(network))
         for name in ("index", "targets", "weights"):
             np.testing.assert_array_equal(getattr(table, name), getattr(cpu, name), err_msg=name)
     device.close()
@@ -119,7 +120,7 @@ def test_synapses_that_learn_between_shards(name: str, cuda: None) -> None:
     assert run_together(network, "gcg", stops, device=CupyDevice) == run_together(network, "c", stops)
 
 
-def test_numbers_that_are_nearly_0_stay_what_they_are(cuda: None) -> None:
+def test_denormal_numbers_are_preserved(cuda: None) -> None:
     """A level that decays for 90 of its time constants is a subnormal number."""
     network = networks.driven(1)
     network.neuromodulator("dopamine", tau_ms=5.0)
@@ -133,7 +134,7 @@ def test_numbers_that_are_nearly_0_stay_what_they_are(cuda: None) -> None:
     assert 0.0 < found[0][0] < 1e-38
 
 
-def test_too_little_memory_is_told_and_the_device_stays_usable(cuda: None) -> None:
+def test_too_little_memory_raises_and_the_device_stays_usable(cuda: None) -> None:
     network = Network(seed=1)
     cells = network.population("cells", 3_000_000, lif_delta)
     network.connect(cells, cells, FixedInDegree(20_000), 0.1, 1.5)
@@ -155,8 +156,8 @@ import sys
 from pathlib import Path
 from neuraxis.engine.cuda import device
 from neuraxis.errors import KernelFailed, SimulationClosed
-from neuraxis.execution import Simulation
-from tests.execution.networks import driven
+from neuraxis.simulation import Simulation
+from tests.simulation.networks import driven
 
 folder, launch, lacking = Path(sys.argv[1]), device._CupyProgram.launch, []
 def damaged(self, kernel, grid, block, shared, arguments):
@@ -194,28 +195,28 @@ def with_argument(body: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "told"),
+    ("blocks", "reported"),
     [
         ("grid - bool(lacking and kernel == 'advance_steps')", "lost each other after step 20"),
         ("100 * grid if lacking else grid", "at the same time"),
     ],
 )
-def test_too_few_blocks_and_too_many(blocks: str, told: str, tmp_path: Path, cuda: None) -> None:
+def test_too_few_blocks_and_too_many(blocks: str, reported: str, tmp_path: Path, cuda: None) -> None:
     damage = f"launch(self, kernel, {blocks}, block, shared, arguments)"
     out = run_apart(with_argument(FAILING.format(damage=damage) + GOES_ON, tmp_path))
-    assert told in out
+    assert reported in out
     assert "closed" in out
     assert expected_after_60() in out
 
 
 def test_a_kernel_that_uses_a_wrong_address(tmp_path: Path, cuda: None) -> None:
-    """It ends CUDA for its process; another one goes on from the saved state."""
+    """It ends CUDA for its process; another process continues from the saved state."""
     damage = (
-        "arguments = [1 << 60, *arguments[1:]] if lacking and kernel == 'put_together' else arguments\n"
+        "arguments = [1 << 60, *arguments[1:]] if lacking and kernel == 'compact' else arguments\n"
         "    launch(self, kernel, grid, block, shared, arguments)"
     )
     out = run_apart(with_argument(FAILING.format(damage=damage), tmp_path))
-    assert "Saved states are not touched by it" in out
+    assert "Saved states are not touched" in out
     assert "closed" in out
     with Simulation(networks.driven(1), device="cuda") as simulation:
         simulation.restore(tmp_path / "saved")
@@ -225,7 +226,7 @@ def test_a_kernel_that_uses_a_wrong_address(tmp_path: Path, cuda: None) -> None:
 def test_ctrl_c_ends_a_run_between_two_steps(cuda: None) -> None:
     out = run_apart("""
 import os, signal, threading
-from neuraxis.execution import Simulation
+from neuraxis.simulation import Simulation
 from neuraxis.network.library import microcircuit
 network = microcircuit(0.1, "poisson", seed=1)
 with Simulation(network, device="cuda", progress=False) as simulation:

@@ -1,4 +1,4 @@
-"""CUDA's errors as ours, with stand-ins that have their names and numbers."""
+"""Translation of CUDA's errors, with fake errors of the same names and numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from neuraxis.errors import CudaError, DeviceOutOfMemory, InvalidArgument, KernelFailed
 from neuraxis.gpu import failures
-from neuraxis.gpu.failures import cuda_calls, has_failed, note_launch, waited_for
+from neuraxis.gpu.failures import cuda_calls, has_failed, record_launch, synchronizing
 
-DEVICE = 90  # nobody has it
+DEVICE = 90  # does not exist
 
 
 class CUDARuntimeError(RuntimeError):
@@ -45,41 +45,41 @@ ILLEGAL = CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory acce
 
 
 def test_a_failed_kernel_is_named() -> None:
-    note_launch(DEVICE, "f")
-    note_launch(DEVICE, "f")
+    record_launch(DEVICE, "f")
+    record_launch(DEVICE, "f")
     assert not has_failed(DEVICE)
     error = raised_as(ILLEGAL)
     assert type(error) is KernelFailed
     assert (error.kernels, error.status) == (("f",), 700)
-    assert str(error).startswith("kernel 'f' failed on device 90: it used an address that is not its own")
+    assert str(error).startswith("kernel 'f' failed on device 90: illegal memory access")
     assert "start a new one" in str(error)
     assert has_failed(DEVICE)
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.kernels, copy.status, str(copy)) == (error.kernels, 700, str(error))
 
 
-def test_of_several_all_are_named_since_the_device_was_waited_for() -> None:
-    note_launch(DEVICE, "before")
-    with waited_for(DEVICE):
+def test_of_several_all_are_named_since_the_last_synchronization() -> None:
+    record_launch(DEVICE, "before")
+    with synchronizing(DEVICE):
         pass
     for kernel in ("f", "g", "f"):
-        note_launch(DEVICE, kernel)
+        record_launch(DEVICE, kernel)
     error = raised_as(ILLEGAL)
     assert isinstance(error, KernelFailed)
     assert error.kernels == ("g", "f")
     assert "check_launches=True" in str(error)
 
 
-def test_a_wait_is_about_what_was_launched_before_it() -> None:
+def test_a_wait_covers_earlier_launches_only() -> None:
     for kernel in ("before", "about to be"):
-        note_launch(DEVICE, kernel)
-    with waited_for(DEVICE):
-        note_launch(DEVICE, "meanwhile")
-    note_launch(DEVICE, "about to be")  # now it is launched
+        record_launch(DEVICE, kernel)
+    with synchronizing(DEVICE):
+        record_launch(DEVICE, "meanwhile")
+    record_launch(DEVICE, "about to be")  # now it is launched
     error = raised_as(ILLEGAL)
     assert isinstance(error, KernelFailed)
     assert error.kernels == ("meanwhile", "about to be")
-    with pytest.raises(RuntimeError), waited_for(DEVICE):
+    with pytest.raises(RuntimeError), synchronizing(DEVICE):
         raise ILLEGAL
     again = raised_as(ILLEGAL)
     assert isinstance(again, KernelFailed)

@@ -1,4 +1,4 @@
-"""Blocks and grids: what can be written, and what a device takes."""
+"""Blocks and grids: accepted forms, and limits of a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.gpu.geometry import Geometry, Limits
+from neuraxis.gpu.arguments import Geometry, Limits
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_one_to_three_numbers(block: Any, grid: Any, expected: Any) -> None:
     [
         ((), 1, InvalidArgument, "one to three numbers"),
         ((1, 1, 1, 1), 1, InvalidArgument, "one to three numbers"),
-        (256.0, 1, InvalidType, "256.0 (float) is no whole number"),
-        (True, 1, InvalidType, "no whole number"),
-        ("256", 1, InvalidType, "no whole number"),
-        (None, 1, InvalidType, "no whole number"),
+        (256.0, 1, InvalidType, "256.0 (float) is not an integer"),
+        (True, 1, InvalidType, "not an integer"),
+        ("256", 1, InvalidType, "not an integer"),
+        (None, 1, InvalidType, "not an integer"),
         (256, (0, 1), InvalidArgument, "for an empty array, launch nothing"),
         ((4, -1), 1, InvalidArgument, "-1 along y"),
         ((1, 1, 65), 1, InvalidArgument, "65 along z, and this device takes 64"),
@@ -43,7 +43,7 @@ def test_one_to_three_numbers(block: Any, grid: Any, expected: Any) -> None:
         ((64, 32), 1, InvalidArgument, "2048 threads, and this kernel can have 1024 a block"),
     ],
 )
-def test_what_cannot_be(block: Any, grid: Any, error: type[Exception], words: str) -> None:
+def test_invalid_geometries_are_refused(block: Any, grid: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         Geometry.checked(block, grid)
     assert words in str(caught.value)

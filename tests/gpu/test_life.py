@@ -1,4 +1,4 @@
-"""A context's life among threads, on a stand-in for CuPy: who works in it, and what stopping it does to others."""
+"""Life cycle of a context with several threads, on a fake CuPy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from neuraxis.errors import CudaContextClosed, DeviceOutOfMemory, InvalidArgument, InvalidType
 from neuraxis.gpu import CudaContext, context, tensor_to_gpu
-from neuraxis.gpu.current import current_context
-from neuraxis.gpu.memory import has_stopped_memory
+from neuraxis.gpu.launcher import current_context
+from neuraxis.gpu.memory import has_closed_memory
 from tests.gpu.kernels import SCALE
 from tests.gpu.stand_in import OutOfMemoryError, stand_in
 
@@ -35,7 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """What it returns, or raises, in another thread."""
+    """Call a function in another thread; return its value or raise its error."""
     found: list[Any] = []
 
     def run() -> None:
@@ -102,7 +102,7 @@ def test_nothing_is_launched_once_a_context_waits_for_its_end(here: Here) -> Non
     launch(running)
     stopping.join(LIMIT_S)
     assert here.calls == ["launch", "synchronize", "free"]
-    with pytest.raises(CudaContextClosed, match="was stopped"):
+    with pytest.raises(CudaContextClosed, match="was closed"):
         launch(running)
 
 
@@ -113,7 +113,7 @@ def test_a_kernel_is_not_compiled_for_a_context_that_is_stopped_meanwhile(
     with monkeypatch.context() as patched:
         key = context.cache_key
         patched.setattr(context, "cache_key", lambda *parts: (running.stop(), key(*parts))[1])
-        with pytest.raises(CudaContextClosed, match="was stopped"):
+        with pytest.raises(CudaContextClosed, match="was closed"):
             running.get_kernel("scale", SCALE, "scale")
     with running:
         launch(running)  # with nothing of its former life
@@ -126,22 +126,22 @@ def test_memory_is_refused_by_a_context_that_is_stopped_meanwhile(monkeypatch: p
     with monkeypatch.context() as patched:
         checked = context._dtype
         patched.setattr(context, "_dtype", lambda dtype: (running.stop(), checked(dtype))[1])
-        with pytest.raises(CudaContextClosed, match="was stopped while memory was asked of it"):
+        with pytest.raises(CudaContextClosed, match="was closed during an allocation"):
             running.allocate(3, np.float32)
-    assert not has_stopped_memory()
+    assert not has_closed_memory()
     array = running.start().allocate(3, np.float32)
     running.stop()
-    assert has_stopped_memory()
+    assert has_closed_memory()
     with (
         CudaContext() as another,
-        pytest.raises(CudaContextClosed, match=r"argument 0: the array belongs to .* stopped"),
+        pytest.raises(CudaContextClosed, match=r"argument 0: the array belongs to .* closed"),
     ):
         another.get_kernel("scale", SCALE, "scale")(array, 3, 2.0, block=4, grid=1)
     del array
-    assert not has_stopped_memory()
+    assert not has_closed_memory()
 
 
-def test_threads_do_not_share_what_brings_them_back_to_their_device(here: Here) -> None:
+def test_threads_restore_their_own_current_device(here: Here) -> None:
     with CudaContext() as running:
         here.during["synchronize"] = lambda: in_a_thread(lambda: launch(running))
         running.synchronize()
@@ -150,12 +150,12 @@ def test_threads_do_not_share_what_brings_them_back_to_their_device(here: Here) 
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_in_use_is_counted_while_it_changes() -> None:
+def test_memory_in_use_is_counted_while_it_changes() -> None:
     with CudaContext() as running:
-        go_on = True
+        resume = True
 
         def allocate() -> None:
-            while go_on:
+            while resume:
                 held = [running.allocate(1, np.float32) for _ in range(20)]
                 del held
 
@@ -165,7 +165,7 @@ def test_what_is_in_use_is_counted_while_it_changes() -> None:
             for _ in range(2000):
                 assert 0 <= running.used_bytes <= 80
         finally:
-            go_on = False
+            resume = False
             thread.join(LIMIT_S)
 
 
@@ -181,7 +181,7 @@ def test_shared_memory_only_grows() -> None:
             assert function.max_dynamic_shared_size_bytes == allowed * 1024
 
 
-def test_what_was_found_possible_says_nothing_about_what_only_equals_it(here: Here) -> None:
+def test_the_cache_of_validated_launches_compares_types(here: Here) -> None:
     with CudaContext() as running:
         for _ in range(2):
             launch(running, block=1, grid=(1, 1))

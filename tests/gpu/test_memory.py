@@ -1,4 +1,4 @@
-"""Whose memory an address is, while blocks come and go."""
+"""Ownership of memory by address, while blocks are allocated and freed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraxis.gpu.profile import KernelTimes, Profile
+from neuraxis.gpu.launcher import KernelTimes, Profile
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.gpu.shared_handle import THIS_PROCESS, SharedHandle
+from neuraxis.gpu.sharing import THIS_PROCESS, SharedHandle
 
 GOOD: dict[str, Any] = {
     "process": THIS_PROCESS,
@@ -51,7 +51,7 @@ def test_there_and_back() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_handles_are_refused(changes: dict[str, Any]) -> None:
     packed = SharedHandle(**{**GOOD, **changes}).packed()
     with pytest.raises(InvalidArgument, match="damaged"):
         SharedHandle.unpacked(packed)
@@ -67,6 +67,6 @@ def test_other_bytes_are_refused(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("other", [None, "text", 5])
-def test_what_is_no_bytes_is_refused(other: Any) -> None:
+def test_values_that_are_no_bytes_are_refused(other: Any) -> None:
     with pytest.raises(InvalidArgument):
         SharedHandle.unpacked(other)

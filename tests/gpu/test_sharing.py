@@ -14,7 +14,7 @@ import torch
 
 from neuraxis.errors import DeviceUnavailable, InvalidArgument
 from neuraxis.gpu import CudaContext, open_shared, share
-from neuraxis.gpu.shared_handle import SharedHandle
+from neuraxis.gpu.sharing import SharedHandle
 from tests.gpu.kernels import SCALE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
@@ -48,19 +48,19 @@ with CudaContext() as context:
 
 
 class Other:
-    """A process that opens what it is sent, and tells what it sees."""
+    """A process that opens the handles it receives, and prints the arrays."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().rstrip("\n")
 
@@ -89,25 +89,25 @@ def test_two_processes_use_the_same_memory(kind: str) -> None:
             whole = torch.arange(12.0, device="cuda").reshape(3, 4)
         array = whole[1:]  # not where the allocation begins
         with share(array) as handle:
-            other.say(handle.hex())
-            assert other.hear() == "(2, 4) float32 [[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]"
-            other.say("go on")
-            assert other.hear() == "scaled"
-            # What the other wrote is here, and what is beside it is as it was.
+            other.send(handle.hex())
+            assert other.receive() == "(2, 4) float32 [[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]"
+            other.send("go on")
+            assert other.receive() == "scaled"
+            # The other process's values are here, and adjacent memory is unchanged.
             assert context.from_gpu(whole).tolist() == [[0, 1, 2, 3], [40, 50, 60, 70], [80, 90, 100, 110]]
             scale = context.get_kernel("scale", SCALE, "scale")
             scale(whole, whole.size if kind == "context" else whole.numel(), 0.5, block=32, grid=1)
             context.synchronize()
-            other.say("go on")
-            other.say(handle.hex())  # once more, while it is open
-            assert other.hear() == "True [[20.0, 25.0, 30.0, 35.0], [40.0, 45.0, 50.0, 55.0]]"
-            other.say("go on")
-            other.say(handle.hex())  # and after it was closed
-            assert other.hear() == "[[20.0, 25.0, 30.0, 35.0], [40.0, 45.0, 50.0, 55.0]]"
-            assert other.hear() == "end"
+            other.send("go on")
+            other.send(handle.hex())  # once more, while it is open
+            assert other.receive() == "True [[20.0, 25.0, 30.0, 35.0], [40.0, 45.0, 50.0, 55.0]]"
+            other.send("go on")
+            other.send(handle.hex())  # and after it was closed
+            assert other.receive() == "[[20.0, 25.0, 30.0, 35.0], [40.0, 45.0, 50.0, 55.0]]"
+            assert other.receive() == "end"
 
 
-def test_what_cannot_be_shared_or_opened() -> None:
+def test_arrays_that_cannot_be_shared_or_opened() -> None:
     with CudaContext() as context:
         array = context.allocate((4, 4), np.float32)
         for bad in (array.T[1:], context.allocate(0, np.float32)):

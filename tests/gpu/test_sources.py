@@ -1,4 +1,4 @@
-"""What is read from CUDA source: kernels, their parameters, and what counts as the same source."""
+"""Parsing of CUDA source: kernels, their parameters, and equality of sources."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_pointers(declaration: str, dtype: str | None) -> None:
 
 
 @pytest.mark.parametrize("declaration", ["T x", "Settings settings", "float3 v", "float &x", "long double x y"])
-def test_what_is_not_understood_is_left_open(declaration: str) -> None:
+def test_unparsed_declarations_are_not_checked(declaration: str) -> None:
     assert one(declaration) in (Parameter(declaration), Parameter(declaration, False, np.dtype("f8")))
 
 

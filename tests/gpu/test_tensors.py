@@ -15,7 +15,7 @@ from tests.gpu.kernels import SCALE
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
 
-def test_what_is_on_the_device_is_not_copied() -> None:
+def test_device_tensors_are_not_copied() -> None:
     tensor = torch.arange(6.0, device="cuda").reshape(2, 3)
     array = tensor_to_gpu(tensor)
     assert array.data.ptr == tensor.data_ptr()
@@ -34,7 +34,7 @@ def test_what_is_on_the_device_is_not_copied() -> None:
         assert context.from_gpu(tensor).tolist() == [[7, 1, 2], [3, 4, 5]]
 
 
-def test_what_is_on_the_host_is_copied() -> None:
+def test_host_tensors_are_copied() -> None:
     with CudaContext() as context:
         for values in (torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2).T, np.arange(6), [1, 2]):
             array = tensor_to_gpu(values)
@@ -65,14 +65,14 @@ def test_a_tensor_can_be_an_argument_of_a_kernel() -> None:
     with CudaContext() as context:
         kernel = context.get_kernel("scale", SCALE, "scale")
         kernel(tensor, tensor.numel(), 3.0, block=4, grid=1)
-        kernel(tensor + 1, tensor.numel(), 3.0, block=4, grid=1)  # one that nobody holds
+        kernel(tensor + 1, tensor.numel(), 3.0, block=4, grid=1)  # a temporary
         context.synchronize()
         assert tensor.tolist() == [0, 3, 6, 9]
         with pytest.raises(InvalidType, match="in the memory of the host"):
             kernel(tensor.cpu(), 4, 3.0, block=4, grid=1)
 
 
-def test_what_torch_did_before_is_done_when_a_kernel_runs() -> None:
+def test_a_kernel_runs_after_earlier_work_of_torch() -> None:
     side = torch.cuda.Stream()
     with CudaContext() as context:
         kernel = context.get_kernel("scale", SCALE, "scale")
@@ -87,7 +87,7 @@ def test_what_torch_did_before_is_done_when_a_kernel_runs() -> None:
             assert values.min() == values.max() == 40 * turn
 
 
-def test_what_a_kernel_did_is_done_when_torch_goes_on() -> None:
+def test_torch_continues_after_the_kernel() -> None:
     source = """
     __global__ void late(float *values) {
         long long begun = clock64();
@@ -122,7 +122,7 @@ def test_a_result_outlives_its_context() -> None:
     assert len(filler) == 100
 
 
-def test_what_cupy_has_no_type_for() -> None:
+def test_dtypes_that_cupy_lacks_are_refused() -> None:
     with pytest.raises(InvalidType, match="float8"):
         tensor_to_gpu(torch.zeros(3, device="cuda").to(torch.float8_e4m3fn))
     with pytest.raises(InvalidType):

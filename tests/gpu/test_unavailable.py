@@ -1,4 +1,4 @@
-"""Without CuPy, without a driver, without that device: what is missing is said, and the package can be imported."""
+"""Without CuPy, a driver or a device: the error names what is missing, and the package can be imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from neuraxis import devices
 from neuraxis.errors import CudaContextClosed, DeviceUnavailable, InvalidArgument, InvalidType
 from neuraxis.gpu import CudaContext, gpu_to_tensor, open_shared, share, tensor_to_gpu
-from neuraxis.gpu.shared_handle import THIS_PROCESS, SharedHandle
+from neuraxis.gpu.sharing import THIS_PROCESS, SharedHandle
+from neuraxis.imports import install_command
 from tests.gpu.kernels import SCALE
 
 
@@ -24,7 +25,7 @@ def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_cupy")
-def test_without_cupy_the_line_to_install_it_is_said() -> None:
+def test_without_cupy_the_error_has_the_install_command() -> None:
     handle = SharedHandle(bytes(16), bytes(16), bytes(64), 8, 0, (1,), "<f8").packed()
     attempts: list[Any] = [
         lambda: CudaContext().start(),
@@ -37,8 +38,9 @@ def test_without_cupy_the_line_to_install_it_is_said() -> None:
             attempt()
         assert isinstance(caught.value, RuntimeError)
         assert caught.value.reason == "CuPy is not installed"
-        assert caught.value.remedy == "pip install 'neuraxis[cuda]'"
-        assert str(caught.value) == "CUDA cannot be used here: CuPy is not installed. pip install 'neuraxis[cuda]'"
+        assert caught.value.remedy == install_command("cuda")
+        command = install_command("cuda")
+        assert str(caught.value) == f"CUDA cannot be used here: CuPy is not installed. {command}"
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.reason, copy.remedy, str(copy)) == (caught.value.reason, caught.value.remedy, str(caught.value))
 
@@ -61,7 +63,7 @@ class cuda:
             0,
             "no driver or no device (cudaErrorInsufficient",
         ),
-        ("return 0", 0, "there is no CUDA device. It needs an NVIDIA GPU and its driver"),
+        ("return 0", 0, "there is no CUDA device. It needs an NVIDIA GPU and a driver"),
         ("return 1", 1, "device_id=1, and there is one, number 0"),
         ("return 4", 7, "device_id=7, and there are 4, 0 to 3"),
     ],
@@ -99,7 +101,7 @@ def test_without_the_compiler() -> None:
     error = devices.compiler_missing(RuntimeError('Failure finding "libnvrtc.so.12": No such file\nmore'))
     assert "NVRTC, which compiles kernels, cannot be loaded" in str(error)
     assert "more" not in str(error)
-    assert "pip install 'neuraxis[cuda]' brings it" in str(error)
+    assert f"{install_command('cuda')} brings it" in str(error)
 
 
 def test_arguments_are_checked_at_once() -> None:
@@ -124,15 +126,16 @@ def test_a_context_that_is_not_started() -> None:
         lambda: context.synchronize(),
         lambda: context.used_bytes,
     ):
-        with pytest.raises(CudaContextClosed, match=r"is not started: use it in a `with`, or call start\(\)"):
+        with pytest.raises(CudaContextClosed, match=r"is not started. Use it in a `with` statement, or call start\(\)"):
             call()
-    context.stop()  # nothing to stop
+    context.close()  # nothing to close
+    context.stop()  # the name of the seed
     assert context.profile() == {}
     with pytest.raises(InvalidArgument, match="enable_profiling=True"):
         CudaContext().profile()
 
 
-def test_what_is_no_source_is_refused_before_anything_else() -> None:
+def test_an_invalid_source_is_refused_first() -> None:
     for name, source, function, options in (
         ("", SCALE, "scale", ()),
         ("scale", " ", "scale", ()),
@@ -144,7 +147,7 @@ def test_what_is_no_source_is_refused_before_anything_else() -> None:
             CudaContext().get_kernel(name, source, function, options=options)  # type: ignore[arg-type]
 
 
-def test_what_is_on_no_gpu_is_refused() -> None:
+def test_host_arrays_are_refused() -> None:
     with pytest.raises(InvalidType, match="gpu_to_tensor takes an array on a GPU, not ndarray"):
         gpu_to_tensor(np.zeros(3))
     with pytest.raises(InvalidType, match="share takes an array on a GPU, not ndarray"), share(np.zeros(3)):

@@ -1,4 +1,4 @@
-"""What tests of the mesh share: a mesh of their own for each, nodes that are closed after it, and other processes."""
+"""Fixtures for tests of the mesh: a separate mesh per test, nodes that are closed afterwards, and child processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from neuraxis.mesh import Node, Topology
-from tests.crew.stopping import go_on, stop
+from tests.ranks.stopping import resume, stop
 
 LIMIT_S = 20.0
 _NUMBERS = itertools.count()
@@ -25,15 +25,15 @@ _NUMBERS = itertools.count()
 _PRELUDE = """
 import json, os, signal, sys, threading, time
 mesh, arguments = sys.argv[1], json.loads(sys.argv[2])
-def say(what): print(json.dumps(what), flush=True)
-def hear(): return json.loads(sys.stdin.readline() or "null")
+def send(what): print(json.dumps(what), flush=True)
+def receive(): return json.loads(sys.stdin.readline() or "null")
 """
 _OURS = "from neuraxis.mesh import Node, Topology\n"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def zenoh_is_warm() -> None:
-    """Let Zenoh open what it keeps for the life of a process, so that no test is blamed for it."""
+def initialized_zenoh() -> None:
+    """Let Zenoh open the resources that it keeps until the process ends, so that the leak check ignores them."""
     with Node("first", mesh=f"warm-{os.getpid()}") as first, Node("second", mesh=f"warm-{os.getpid()}") as second:
         second.subscribe("first/*", print).close()
         first.publish("nothing", 0, "state")
@@ -42,13 +42,13 @@ def zenoh_is_warm() -> None:
 
 @pytest.fixture
 def mesh() -> str:
-    """A name that nobody else uses."""
+    """A mesh name that no other test uses."""
     return f"test-{os.getpid()}-{next(_NUMBERS)}"
 
 
 @pytest.fixture
 def join(mesh: str) -> Iterator[Callable[..., Node]]:
-    """Opens nodes on this test's mesh, which are closed after it."""
+    """Open nodes on this test's mesh; they are closed after the test."""
     with ExitStack() as stack:
 
         def open_node(name: str, role: str = "", **options: Any) -> Node:
@@ -58,9 +58,9 @@ def join(mesh: str) -> Iterator[Callable[..., Node]]:
 
 
 def settle(*nodes: Node) -> None:
-    """Return when all that these nodes have declared has reached the nodes that they see.
+    """Return when the declarations of these nodes have reached the nodes that they see.
 
-    They ask them something: a question does not overtake a declaration.
+    Each node sends a request: a request does not overtake a declaration.
     """
     for node in nodes:
         peers = node.peers(LIMIT_S)
@@ -68,7 +68,7 @@ def settle(*nodes: Node) -> None:
 
 
 def meet(*nodes: Node) -> None:
-    """Return when these nodes see each other, and know of each other what they have declared."""
+    """Return when these nodes see each other and have received each other's declarations."""
     names = {node.name for node in nodes}
     for node in nodes:
         assert node.wait_for(names - {node.name}, LIMIT_S) == []
@@ -76,33 +76,35 @@ def meet(*nodes: Node) -> None:
 
 
 class Child:
-    """A Python process that says and hears lines of JSON."""
+    """A Python process that exchanges lines of JSON with the test over its standard streams."""
 
-    def __init__(self, mesh: str, script: str, arguments: Any = None, **options: Any) -> None:
+    def __init__(
+        self, mesh: str, script: str, arguments: Any = None, *, prefix: Sequence[str] = (), **options: Any
+    ) -> None:
         script = _PRELUDE + _OURS * ("Node(" in script) + textwrap.dedent(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script, mesh, json.dumps(arguments)],
+            [*prefix, sys.executable, "-c", script, mesh, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             **options,
         )
         self._rest = b""
 
-    def said(self, limit_s: float = LIMIT_S) -> Any:
-        """The next thing it says."""
+    def receive(self, limit_s: float = LIMIT_S) -> Any:
+        """Return the next value that the process sends."""
         deadline = time.monotonic() + limit_s
         assert self.process.stdout is not None
         while b"\n" not in self._rest:
             left = deadline - time.monotonic()
             ready = left > 0 and select.select([self.process.stdout], [], [], left)[0]
-            assert ready, "it says nothing"
+            assert ready, "the process sent nothing in time"
             piece = os.read(self.process.stdout.fileno(), 65536)
-            assert piece, f"it has ended, with {self.process.wait()}"
+            assert piece, f"the process ended with exit status {self.process.wait()}"
             self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
-    def tell(self, what: Any = None) -> None:
+    def send(self, what: Any = None) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what).encode() + b"\n")
         self.process.stdin.flush()
@@ -110,8 +112,8 @@ class Child:
     def stop(self) -> None:
         stop(self.process.pid)
 
-    def go_on(self) -> None:
-        go_on(self.process.pid)
+    def resume(self) -> None:
+        resume(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()
@@ -126,7 +128,7 @@ class Child:
 
 @pytest.fixture
 def child(mesh: str) -> Iterator[Callable[..., Child]]:
-    """Starts other processes on this test's mesh: `mesh`, `arguments`, `say`, `hear`, Node and Topology are there."""
+    """Start other processes on this test's mesh: `mesh`, `arguments`, `send`, `receive`, Node, Topology are defined."""
     made: list[Child] = []
 
     def start(script: str, arguments: Any = None, **options: Any) -> Child:
@@ -142,10 +144,10 @@ ROUTER = """
 import zenoh
 config = {"mode": "router", "listen": {"endpoints": [arguments]}, "scouting": {"multicast": {"enabled": False}}}
 with zenoh.open(zenoh.Config.from_json5(json.dumps(config))) as session:
-    say("ready")
-    hear()
+    send("ready")
+    receive()
 """
 
 
-def client_of(endpoint: str, patience_s: float = 10.0) -> Topology:
-    return Topology("client", connect=(endpoint,), patience_s=patience_s)
+def client_of(endpoint: str, connect_timeout: float = 10.0) -> Topology:
+    return Topology("client", connect=(endpoint,), connect_timeout=connect_timeout)

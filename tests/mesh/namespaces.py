@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Hosts", "bridged_hosts", "netem_hosts", "relayed_hosts"]
+__all__ = ["Hosts", "bridged_hosts", "lone_host", "netem_hosts", "relayed_hosts"]
 
 _RELAY = Path(__file__).with_name("rough_relay.py")
 
@@ -28,7 +28,7 @@ class Hosts:
         self.switch = f"nx{mark}switch"
 
     def on(self, name: str) -> list[str]:
-        """What a command begins with that runs on a host."""
+        """Return the command prefix that runs a command on a host."""
         return ["ip", "netns", "exec", self.namespaces[name]]
 
     def cut(self, name: str) -> None:
@@ -41,6 +41,14 @@ class Hosts:
 
 def ip(*words: str) -> None:
     _run("ip", *words)
+
+
+@contextmanager
+def lone_host() -> Iterator[list[str]]:
+    """A host without a network, on which nothing else runs; what a command begins with that runs there."""
+    hosts = Hosts(["lone"])
+    with _namespaces(list(hosts.namespaces.values())):
+        yield hosts.on("lone")
 
 
 @contextmanager

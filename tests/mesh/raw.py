@@ -1,4 +1,4 @@
-"""Zenoh as a stranger uses it: sessions without our code, and how tests wait for what they see."""
+"""Plain Zenoh sessions without neuraxis, and helpers that wait for a condition."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LIMIT_S = 20.0
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Wait until a condition holds; what it gave."""
+    """Wait until a condition is true; return its value."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"in vain: {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for: {what}"
         time.sleep(0.005)
     return found
 
 
 def warm() -> None:
-    """Let Zenoh open what it keeps for the life of a process, so that no test is blamed for it."""
+    """Let Zenoh open the resources that it keeps until the process ends, so that the leak check ignores them."""
     with Router(["tcp/127.0.0.1:0"]) as router, session(router.endpoints):
         pass
 
@@ -40,9 +40,9 @@ def session(
     mode: str = "client",
     authority: Path | None = None,
     keys: tuple[Path, str] | None = None,
-    patience_ms: int = 3000,
+    connect_timeout_ms: int = 3000,
 ) -> Iterator[Any]:
-    """A session; `keys` are the folder and the name of its certificate, `authority` whom it believes."""
+    """Open a session; `keys` are the folder and name of its certificate, `authority` the CA certificate it trusts."""
     tls: dict[str, Any] = {}
     if authority is not None:
         tls["root_ca_certificate"] = str(authority)
@@ -52,7 +52,7 @@ def session(
         tls["enable_mtls"] = True
     config = {
         "mode": mode,
-        "connect": {"endpoints": list(connect), "timeout_ms": patience_ms, "exit_on_failure": True},
+        "connect": {"endpoints": list(connect), "timeout_ms": connect_timeout_ms, "exit_on_failure": True},
         "listen": {"endpoints": []},
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
         "transport": {"link": {"tls": tls}, "shared_memory": {"enabled": False}},
@@ -64,40 +64,40 @@ def session(
         opened.close()
 
 
-class Ear:
-    """All that came from others on a key expression, as (key, text)."""
+class Recorder:
+    """Record all messages of other sessions on a key expression, as (key, text)."""
 
     def __init__(self, session: Any, expression: str) -> None:
         channel = zenoh.handlers.FifoChannel(1000)
         self._subscriber = session.declare_subscriber(expression, channel, allowed_origin=zenoh.Locality.REMOTE)
-        self._heard: list[tuple[str, str]] = []
+        self._received: list[tuple[str, str]] = []
 
     @property
-    def heard(self) -> list[tuple[str, str]]:
+    def received(self) -> list[tuple[str, str]]:
         while (sample := self._subscriber.try_recv()) is not None:
-            self._heard.append((str(sample.key_expr), bytes(sample.payload).decode()))
-        return self._heard
+            self._received.append((str(sample.key_expr), bytes(sample.payload).decode()))
+        return self._received
 
     def wait(self, text: str) -> list[tuple[str, str]]:
-        """All that was heard when a text comes."""
-        until(lambda: any(one == text for _, one in self.heard), f"to hear {text!r}; heard {self._heard}")
-        return self.heard
+        """Wait for a text; return all messages received by then."""
+        until(lambda: any(one == text for _, one in self.received), f"{text!r}; received {self._received}")
+        return self.received
 
 
-def say_until_heard(publisher: Any, ear: Ear, text: str) -> None:
-    """Say it again until it arrives: routers that have just met know of each other's subscribers before their ways."""
+def publish_until_received(publisher: Any, recorder: Recorder, text: str) -> None:
+    """Publish a text until it arrives: routers that have just connected learn of subscribers before their routes."""
 
     def once() -> bool:
         publisher.put(text)
-        return any(one == text for _, one in ear.heard)
+        return any(one == text for _, one in recorder.received)
 
-    until(once, f"{text!r} to be heard")
+    until(once, f"{text!r} to be received")
 
 
 def fence(session: Any) -> None:
-    """Return when the router has handled all that a session has sent, whatever became of it.
+    """Return when the router has handled, or refused, everything that a session has sent.
 
-    A question that nobody may answer is ended by the router, after everything that came before it on the same link.
+    The router ends a query that has no queryable after everything that was sent before it on the same link.
     """
     for _ in session.get("neuraxis/nowhere", timeout=LIMIT_S):
         pass
@@ -105,7 +105,7 @@ def fence(session: Any) -> None:
 
 @contextmanager
 def router_process(*words: str) -> Iterator[tuple[list[str], subprocess.Popen[str]]]:
-    """`neuraxis router` in a process of its own, and where it listens."""
+    """Run `neuraxis router` in its own process; yield its endpoints and the process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "neuraxis", "router", *words, "--json"],
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""A node in a process of its own that can be killed: it answers "work", prompts and proposals as told by its arguments.
+"""A node in its own process, which a test can kill: it answers, or hangs in, requests, prompts and proposals.
 
-`python -m tests.mesh.role_node MESH NAME ROLE answers|hangs`: it says "ready", and "asked" whenever it is asked.
+`python -m tests.mesh.role_node MESH NAME ROLE answers|hangs` prints "ready", and "asked" at each request.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from agreement import vote
+from prompts import Prompts
+
 from neuraxis.mesh import Node
-from neuraxis.mesh.agreement import vote
-from neuraxis.mesh.prompts import Prompts
 
 
 def main() -> None:
@@ -31,11 +32,11 @@ def main() -> None:
         Prompts(node, work)
         vote(node, "move", lambda proposal: bool(work(proposal)))
         print("ready", flush=True)
-        sys.stdin.read()  # until the one who started it lets go
+        sys.stdin.read()  # until the parent closes the pipe
 
 
 def warm() -> None:
-    """Let Zenoh open what it keeps for the life of a process, so that no test is blamed for it."""
+    """Let Zenoh open the resources that it keeps until the process ends, so that the leak check ignores them."""
     mesh = f"warm-{uuid.uuid4().hex[:8]}"
     with Node("a", mesh=mesh) as node, Node("b", mesh=mesh):
         node.wait_for(["b"], 10.0)
@@ -43,7 +44,7 @@ def warm() -> None:
 
 @contextmanager
 def role_node(mesh: str, name: str, role: str, behaviour: str) -> Iterator[subprocess.Popen[str]]:
-    """Such a process, ready; it is ended in the end."""
+    """Start such a process and wait until it is ready; kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.mesh.role_node", mesh, name, role, behaviour],
         stdin=subprocess.PIPE,
@@ -64,7 +65,7 @@ def role_node(mesh: str, name: str, role: str, behaviour: str) -> Iterator[subpr
 
 @contextmanager
 def killed_when_asked(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Kill the process as soon as it says that it was asked."""
+    """Kill the process as soon as it prints that it was asked."""
     assert process.stdout is not None
     said: list[str] = []
 

@@ -1,7 +1,7 @@
-"""Carries packets between network namespaces, some milliseconds late, and loses some of them.
+"""Relay packets between network namespaces with delay, jitter and loss.
 
-`rough_relay.py DELAY_MS JITTER_MS LOSS NAMESPACE=ADDRESS …`: gives every namespace a network device with that address,
-says "ready", and carries packets until it is killed. Every packet has a delay of its own, so some overtake others.
+`rough_relay.py DELAY_MS JITTER_MS LOSS NAMESPACE=ADDRESS …` gives every namespace a network device with that address,
+prints "ready", and relays packets until it is killed. Each packet has its own delay, so packets are reordered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of access as data: what they allow, asked of an oracle that decides as Zenoh's routers do."""
+"""Access rules as data, evaluated by an oracle that decides as Zenoh's routers do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zenoh
 from hypothesis import given
 
 from neuraxis.brain import default_brain
-from neuraxis.brain.access import DRIVER, OBSERVER, SENSOR, grants_of, roles_of
+from neuraxis.brain.mesh import DRIVER, OBSERVER, grants_of, roles_of, sensor_keys
 from neuraxis.brain.spec import (
     BrainSpec,
     EffectorSpec,
@@ -23,13 +23,13 @@ from neuraxis.brain.spec import (
     SensorSpec,
 )
 from neuraxis.errors import InvalidArgument, SpecError
-from neuraxis.mesh.access import Grant, access_control, write_access
+from neuraxis.mesh.access import Grant, access_control, without_revoked, write_access
 
 ROOT = "neuraxis/m"
 
 
 def allows(rules: dict[str, Any], role: str, flow: str, message: str, key: str) -> bool:
-    """Whether a router lets a message through: some rule includes the whole key, and none that denies does."""
+    """Return True if a router forwards a message: an allow rule includes the whole key, and no deny rule does."""
     assert rules["enabled"]
     assert rules["default_permission"] == "deny"
     subjects = {one["id"] for one in rules["subjects"] if role in one["cert_common_names"]}
@@ -45,17 +45,17 @@ def allows(rules: dict[str, Any], role: str, flow: str, message: str, key: str) 
     return "allow" in fitting and "deny" not in fitting
 
 
-def says(rules: dict[str, Any], role: str, key: str) -> bool:
+def may_publish(rules: dict[str, Any], role: str, key: str) -> bool:
     return allows(rules, role, "ingress", "put", key)
 
 
-def hears(rules: dict[str, Any], role: str, key: str, declared: str | None = None) -> bool:
+def may_subscribe(rules: dict[str, Any], role: str, key: str, declared: str | None = None) -> bool:
     declares = allows(rules, role, "ingress", "declare_subscriber", declared or key)
     return declares and allows(rules, role, "egress", "put", key)
 
 
-def asks(rules: dict[str, Any], role: str, node: str, topic: str) -> bool:
-    key = f"{node}/@serve/{topic}"
+def may_query(rules: dict[str, Any], role: str, node: str, topic: str) -> bool:
+    key = f"{node}/@serve/{topic}/@from/{role}"
     question, answer = allows(rules, role, "ingress", "query", key), allows(rules, role, "egress", "reply", key)
     return question and answer
 
@@ -80,89 +80,123 @@ ROBOT = BrainSpec(
 )  # fmt: skip
 
 
+SENSORS = {"sensor-camera": "sensor/camera", "sensor-lab-probe": "lab/probe", "sensor-thermal": "sensor/thermal"}
+
+
 @pytest.fixture(scope="module")
 def robot() -> dict[str, Any]:
-    return access_control("m", grants_of(ROBOT))
+    return access_control("m", grants_of(ROBOT, ["sensor/thermal"]))
 
 
 # --- the robot's graph ---
 
 
-def test_a_region_says_what_is_its_own(robot: dict[str, Any]) -> None:
+def test_a_region_publishes_its_own_topics(robot: dict[str, Any]) -> None:
     for role in ROBOT.regions:
         for name in (*ROBOT.regions, "driver", "sensor/camera", "x"):
-            assert says(robot, role, f"{name}/spikes") == (role == name)
+            assert may_publish(robot, role, f"{name}/spikes") == (role == name)
             assert allows(robot, role, "ingress", "liveliness_token", f"@presence/{name}/facts") == (role == name)
-            assert allows(robot, role, "ingress", "declare_queryable", f"{name}/@serve/replay") == (role == name)
+            assert allows(robot, role, "ingress", "declare_queryable", f"{name}/@serve/replay/@from/**") == (
+                role == name
+            )
             assert allows(robot, role, "ingress", "reply", f"@status/{name}") == (role == name)
         for wide in ("**", "*/spikes", f"{role}$*/spikes", "@presence/**", f"@presence/{role}x/facts"):
-            assert not says(robot, role, wide)
+            assert not may_publish(robot, role, wide)
             assert not allows(robot, role, "ingress", "liveliness_token", wide)
 
 
-def test_a_region_hears_what_leads_to_it(robot: dict[str, Any]) -> None:
-    heard = {role: {name for name in ROBOT.regions if hears(robot, role, f"{name}/spikes")} for role in ROBOT.regions}
+def test_a_region_receives_its_inputs(robot: dict[str, Any]) -> None:
+    receives = {
+        role: {name for name in ROBOT.regions if may_subscribe(robot, role, f"{name}/spikes")} for role in ROBOT.regions
+    }
     # Two of one role agree among themselves.
-    assert heard == {"pfc": {"vision"}, "lang": set(), "vision": set(), "left": {"pfc", "right"}, "right": {"left"}}
-    told = {role: {name for name in ROBOT.regions if hears(robot, role, f"{name}/health")} for role in ROBOT.regions}
-    assert told == {
+    assert receives == {"pfc": {"vision"}, "lang": set(), "vision": set(), "left": {"pfc", "right"}, "right": {"left"}}
+    health = {
+        role: {name for name in ROBOT.regions if may_subscribe(robot, role, f"{name}/health")} for role in ROBOT.regions
+    }
+    assert health == {
         "pfc": {"vision", "left"}, "lang": set(), "vision": {"pfc"}, "left": {"pfc", "right"}, "right": {"left"},
     }  # fmt: skip
-    assert [role for role in ROBOT.regions if hears(robot, role, "left/agreed", declared="*/agreed")] == [
+    assert [role for role in ROBOT.regions if may_subscribe(robot, role, "left/agreed", declared="*/agreed")] == [
         "left",
         "right",
     ]
-    assert not hears(robot, "pfc", "vision/spikes", declared="**")
-    assert hears(robot, "pfc", "vision/spikes", declared="vision/*")
+    assert not may_subscribe(robot, "pfc", "vision/spikes", declared="**")
+    assert may_subscribe(robot, "pfc", "vision/spikes", declared="vision/*")
     for sensor in ("sensor/camera", "sensor/thermal", "sensor/thermal/frame"):
-        assert [role for role in ROBOT.regions if hears(robot, role, sensor)] == ["vision"]
-    assert hears(robot, "vision", "sensor/thermal", declared="sensor/*")
-    assert [role for role in ROBOT.regions if hears(robot, role, "lab/probe")] == ["lang"]
+        assert [role for role in ROBOT.regions if may_subscribe(robot, role, sensor)] == ["vision"]
+    assert may_subscribe(robot, "vision", "sensor/thermal", declared="sensor/*")
+    assert [role for role in ROBOT.regions if may_subscribe(robot, role, "lab/probe")] == ["lang"]
 
 
 def test_a_region_asks_its_neighbours_and_those_that_stand_in_for_them(robot: dict[str, Any]) -> None:
-    asked = {role: {name for name in ROBOT.regions if asks(robot, role, name, "ask")} for role in ROBOT.regions}
+    asked = {role: {name for name in ROBOT.regions if may_query(robot, role, name, "ask")} for role in ROBOT.regions}
     assert asked == {
         "pfc": {"vision", "left", "right", "lang"}, "lang": set(), "vision": {"pfc", "lang"},
         "left": {"pfc", "right", "lang"}, "right": {"left", "lang"},
     }  # fmt: skip
     for role in ROBOT.regions:
-        # A prompt is answered once: who may be asked can claim it, and hears who has answered.
-        assert asks(robot, role, "driver", "prompt/claim")
-        assert hears(robot, role, "pfc/prompt/answered", declared="**/prompt/answered")
-        assert not any(asks(robot, role, name, "command") for name in (*ROBOT.regions, "*", "**"))
+        # A prompt is answered once: nodes that may be asked can claim it and receive the claims of others.
+        assert may_query(robot, role, "driver", "prompt/claim")
+        assert may_subscribe(robot, role, "pfc/prompt/answered", declared="**/prompt/answered")
+        assert not any(may_query(robot, role, name, "command") for name in (*ROBOT.regions, "*", "**"))
 
 
-def test_who_drives_watches_and_feeds(robot: dict[str, Any]) -> None:
+def test_rules_of_driver_observer_and_sensor(robot: dict[str, Any]) -> None:
     for name in ROBOT.regions:
-        assert asks(robot, DRIVER, name, "command")
-        assert asks(robot, DRIVER, name, "replay")
-        assert hears(robot, DRIVER, f"{name}/health")
-        assert not says(robot, DRIVER, f"{name}/spikes")
-        assert hears(robot, OBSERVER, f"{name}/spikes", declared="**")
-        assert not asks(robot, OBSERVER, name, "command")
-        assert not hears(robot, SENSOR, f"{name}/spikes")
-        assert not asks(robot, SENSOR, name, "replay")
-    for key in ("sensor/thermal", "sensor/camera/frame", "lab/probe"):
-        assert says(robot, SENSOR, key)
-        assert not says(robot, OBSERVER, key)
-    assert not says(robot, OBSERVER, "observer/x")
-    assert not says(robot, SENSOR, "vision/objects")
+        assert may_query(robot, DRIVER, name, "command")
+        assert may_query(robot, DRIVER, name, "replay")
+        assert may_subscribe(robot, DRIVER, f"{name}/health")
+        assert not may_publish(robot, DRIVER, f"{name}/spikes")
+        assert may_subscribe(robot, OBSERVER, f"{name}/spikes", declared="**")
+        assert not may_query(robot, OBSERVER, name, "command")
+        for sensor in SENSORS:
+            assert not may_subscribe(robot, sensor, f"{name}/spikes")
+            assert not may_query(robot, sensor, name, "replay")
+    for role, own in SENSORS.items():
+        for key in SENSORS.values():
+            for below in (key, f"{key}/frame"):
+                assert may_publish(robot, role, below) == (key == own)
+                assert not may_publish(robot, OBSERVER, below)
+            for token in (f"{key}/facts", f"{key}/~sensor/facts"):
+                assert allows(robot, role, "ingress", "liveliness_token", f"@presence/{token}") == (key == own)
+        assert not may_publish(robot, role, "vision/objects")
+        assert not may_publish(robot, role, "sensor/new")
+    assert not may_publish(robot, OBSERVER, "observer/x")
 
 
-def test_all_see_who_is_here(robot: dict[str, Any]) -> None:
+def test_each_sensor_has_a_role_of_its_own() -> None:
+    assert sensor_keys(ROBOT, ["sensor/thermal"]) == SENSORS
+    assert [role for role in roles_of(ROBOT) if role.startswith("sensor")] == ["sensor-camera", "sensor-lab-probe"]
+    with pytest.raises(SpecError, match="no sensor of the brain has the key 'other/thermal'"):
+        grants_of(ROBOT, ["other/thermal"])
+    with pytest.raises(SpecError, match="would have the same role"):
+        grants_of(ROBOT, ["sensor/a.b", "sensor/a-b"])
+
+
+def test_a_node_declares_only_roles_that_it_is_granted(robot: dict[str, Any]) -> None:
+    """Votes and requests go to the nodes of a role, so a role is authenticated like a name."""
+    granted = {"left": ["", "~motor/", "~region/", "~motor/~region/"], "driver": ["", "~driver/"], "pfc": ["", "~pfc/"]}
+    for role, allowed in granted.items():
+        for roles in ("", "~motor/", "~region/", "~motor/~region/", "~driver/", "~pfc/", "~motor/~rpc/", "*/", "**/"):
+            token = f"@presence/{role}/{roles}facts"
+            expected = roles in allowed or (role == "pfc" and roles == "~region/")
+            assert allows(robot, role, "ingress", "liveliness_token", token) == expected, token
+
+
+def test_every_role_sees_presence(robot: dict[str, Any]) -> None:
     for role in roles_of(ROBOT):
         for message in ("liveliness_query", "declare_liveliness_subscriber"):
             assert allows(robot, role, "ingress", message, "@presence/**")
         assert allows(robot, role, "egress", "liveliness_token", "@presence/vision/facts")
         assert allows(robot, role, "ingress", "query", "@status/**")
         assert allows(robot, role, "egress", "reply", "@status/vision")
-        # What it may not hear, it does not hear here either.
+        # This grants no subscription to messages.
         assert not allows(robot, role, "ingress", "declare_subscriber", "@presence/**")
 
 
-def test_states_are_recovered_by_those_who_hear_them(robot: dict[str, Any]) -> None:
-    for role, expected in (("pfc", True), ("observer", True), ("lang", False), ("sensor", False)):
+def test_subscribers_of_a_state_may_recover_it(robot: dict[str, Any]) -> None:
+    for role, expected in (("pfc", True), ("observer", True), ("lang", False), ("sensor-camera", False)):
         for message in ("query", "liveliness_query", "declare_liveliness_subscriber", "declare_subscriber"):
             assert allows(robot, role, "ingress", message, "vision/objects/@adv/**") == expected
         for message in ("put", "reply", "liveliness_token"):
@@ -173,8 +207,14 @@ def test_states_are_recovered_by_those_who_hear_them(robot: dict[str, Any]) -> N
         assert not allows(robot, "pfc", "ingress", message, "vision/objects/@adv/pub/1/2/_")
 
 
-def test_a_stranger_is_allowed_nothing_and_a_router_everything(robot: dict[str, Any]) -> None:
-    keys = ("vision/spikes", "@presence/vision/x", "@status/vision", "vision/@serve/command", "vision/a/@adv/pub/1/2/_")
+def test_an_unknown_client_is_denied_everything_and_a_router_allowed_everything(robot: dict[str, Any]) -> None:
+    keys = (
+        "vision/spikes",
+        "@presence/vision/x",
+        "@status/vision",
+        "vision/@serve/command/@from/driver",
+        "vision/a/@adv/pub/1/2/_",
+    )
     messages = {message for rule in robot["rules"] for message in rule["messages"]}
     assert len(messages) == 9
     for flow in ("ingress", "egress"):
@@ -209,15 +249,15 @@ def test_the_rules_are_the_graph(spec: BrainSpec) -> None:
     edges = {(one.source, one.target) for one in spec.pathways if one.source != one.target}
     for one in spec.regions:
         for other in spec.regions:
-            assert says(rules, one, f"{other}/spikes") == (one == other)
+            assert may_publish(rules, one, f"{other}/spikes") == (one == other)
             if one != other:
                 near = (one, other) in edges or (other, one) in edges
-                assert hears(rules, other, f"{one}/spikes") == ((one, other) in edges)
-                assert hears(rules, other, f"{one}/health") == near
-                assert asks(rules, other, one, "replay") == near
+                assert may_subscribe(rules, other, f"{one}/spikes") == ((one, other) in edges)
+                assert may_subscribe(rules, other, f"{one}/health") == near
+                assert may_query(rules, other, one, "replay") == near
 
 
-def test_modulators_and_effectors_reach_whom_they_must() -> None:
+def test_modulators_and_effectors_reach_their_targets() -> None:
     spec = BrainSpec(
         name="b",
         regions=regions("vta", "cortex", "striatum"),
@@ -228,14 +268,14 @@ def test_modulators_and_effectors_reach_whom_they_must() -> None:
         pathways=(path("hand", "cortex"),),
     )
     rules = access_control("m", grants_of(spec))
-    assert hears(rules, "cortex", "vta/spikes")
-    assert hears(rules, "striatum", "vta/spikes")
-    assert hears(rules, "cortex", "striatum/spikes")
-    assert hears(rules, "cortex", "hand/spikes")
-    assert says(rules, "striatum", "hand/spikes")
-    assert not says(rules, "cortex", "hand/spikes")
-    assert hears(rules, "driver", "striatum/spikes")
-    assert not hears(rules, "driver", "cortex/spikes")
+    assert may_subscribe(rules, "cortex", "vta/spikes")
+    assert may_subscribe(rules, "striatum", "vta/spikes")
+    assert may_subscribe(rules, "cortex", "striatum/spikes")
+    assert may_subscribe(rules, "cortex", "hand/spikes")
+    assert may_publish(rules, "striatum", "hand/spikes")
+    assert not may_publish(rules, "cortex", "hand/spikes")
+    assert may_subscribe(rules, "driver", "striatum/spikes")
+    assert not may_subscribe(rules, "driver", "cortex/spikes")
 
 
 def test_the_default_brain_has_rules(tmp_path: Path) -> None:
@@ -250,13 +290,13 @@ def test_the_default_brain_has_rules(tmp_path: Path) -> None:
 
 
 def test_names_that_mean_something_else_are_refused() -> None:
-    for name in ("driver", "observer", "sensor", "router", "ca"):
-        with pytest.raises(SpecError, match=rf"regions\.{name}: .* call the region otherwise"):
+    for name in ("driver", "observer", "sensor", "sensor-x", "router", "ca"):
+        with pytest.raises(SpecError, match=rf"regions\.{name}: .* rename the region"):
             grants_of(BrainSpec(name="b", regions=regions(name)))
-    with pytest.raises(InvalidArgument, match="is granted twice"):
+    with pytest.raises(InvalidArgument, match="has two grants"):
         access_control("m", [Grant("a"), Grant("a")])
     for role in ("router", ""):
-        with pytest.raises(InvalidArgument, match="is no role of a node"):
+        with pytest.raises(InvalidArgument, match="cannot be the role of a node"):
             access_control("m", [Grant(role)])
     with pytest.raises(InvalidArgument, match="publishes"):
         access_control("m", [Grant("a", publishes=("a//b",))])
@@ -264,3 +304,16 @@ def test_names_that_mean_something_else_are_refused() -> None:
         access_control("m", [Grant("a", requests=(("a", "#"),))])
     with pytest.raises(InvalidArgument, match="mesh"):
         access_control("**", [Grant("a")])
+
+
+def test_rules_hold_for_the_newest_certificate_of_a_revoked_role_alone(robot: dict[str, Any]) -> None:
+    assert without_revoked(robot, ()) == robot
+    changed = without_revoked(robot, {"pfc", "pfc.2", "router"})
+    names = {one["id"]: one["cert_common_names"] for one in changed["subjects"]}
+    assert (names["pfc"], names["router"], names["lang"]) == (["pfc.3"], ["router.2"], ["lang"])
+    assert changed | {"subjects": robot["subjects"]} == robot
+    by_hand = {"subjects": [{"id": "a", "cert_common_names": ["arm.2", "leg.2"]}, {"id": "b", "interfaces": ["lo"]}]}
+    assert without_revoked(by_hand, {"arm.2"})["subjects"] == [
+        {"id": "a", "cert_common_names": ["arm.3", "leg.2"]},
+        {"id": "b", "interfaces": ["lo"]},
+    ]

@@ -1,4 +1,4 @@
-"""Votes: how many are needed, who is asked, and what is decided when some do not vote."""
+"""Votes: the quorum, the voters, and the decision when some do not vote."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from fractions import Fraction
 
 import pytest
+from agreement import Decision, Proposal, needed_votes, propose, vote
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh import Node
-from neuraxis.mesh.agreement import Decision, Proposal, needed_votes, propose, vote
 from tests.mesh.role_node import killed_when_asked, role_node, warm
 
 LONG_S = 20.0
@@ -155,7 +155,7 @@ def test_it_is_decided_as_soon_as_it_is_certain(stack: ExitStack, speaker: Node)
         release.set()
 
 
-def test_when_the_time_is_over_those_who_have_not_voted_are_missing(stack: ExitStack, speaker: Node):
+def test_voters_without_a_vote_at_the_deadline_are_missing(stack: ExitStack, speaker: Node):
     release = threading.Event()
     add_voters(stack, speaker, {"m1": lambda one: True, "stuck": lambda one: release.wait(LONG_S)})
     try:
@@ -174,22 +174,22 @@ def test_a_voter_that_is_killed_while_it_judges_is_missing(stack: ExitStack, spe
             decision = propose(speaker, "move", 1, "motor", 1.0, LONG_S)
         assert not decision
         assert decision.votes_for == ("m1", "m2")
-        assert "no such node is on the mesh" in decision.missing["m3"]
+        assert "no longer, on the mesh" in decision.missing["m3"]
     # From then on it is no voter.
     decision = propose(speaker, "move", 1, "motor", 1.0, LONG_S)
     assert decision == Decision(decision.id, True, 2, ("m1", "m2"))
 
 
-def test_a_fixed_electorate_counts_those_who_are_not_here(stack: ExitStack, speaker: Node):
+def test_a_fixed_electorate_counts_absent_voters(stack: ExitStack, speaker: Node):
     judged: list[Proposal] = []
     nodes = add_voters(stack, speaker, {f"m{n}": lambda one: judged.append(one) is None for n in range(3)})
     assert propose(speaker, "move", 1, "motor", 0.67, LONG_S, of=4).needed == 3
     nodes["m0"].close()
     decision = propose(speaker, "move", 1, "motor", 0.67, LONG_S, of=4)
     assert (decision.accepted, decision.needed, decision.votes_for) == (False, 3, ())
-    assert decision.id not in {one.id for one in judged}  # it is certain before anybody is asked
+    assert decision.id not in {one.id for one in judged}  # the result is certain before a voter is asked
     assert propose(speaker, "move", 1, "motor", 0.67, LONG_S).needed == 2
-    with pytest.raises(InvalidArgument, match="of=1: there are more voters here"):
+    with pytest.raises(InvalidArgument, match="of=1: there are more live voters"):
         propose(speaker, "move", 1, "motor", 0.67, LONG_S, of=1)
 
 
@@ -216,7 +216,7 @@ def test_a_proposal_is_judged_once(stack: ExitStack, speaker: Node):
     assert judged == {"p1": 1, "p2": 1}
 
 
-def test_who_proposes_votes_if_it_has_the_role(stack: ExitStack, speaker: Node):
+def test_the_proposer_votes_if_it_has_the_role(stack: ExitStack, speaker: Node):
     nodes = add_voters(stack, speaker, {"m1": lambda one: one.by == "m1", "m2": lambda one: True})
     assert nodes["m1"].wait_for(["m2"], LONG_S) == []
     decision = propose(nodes["m1"], "move", 1, "motor", 1.0, LONG_S)

@@ -1,10 +1,11 @@
-"""Keys on disk: what is in them, who may read them, and that none is lost by mistake."""
+"""Keys on disk: their content, their permissions, and that none is overwritten by mistake."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import stat
@@ -16,8 +17,17 @@ import pytest
 from cryptography import x509
 
 from neuraxis.errors import BackendUnavailable, InvalidArgument
-from neuraxis.mesh.certificates import init_keys, make_authority, make_certificate
-from neuraxis.mesh.topology import Tls
+from neuraxis.imports import install_command
+from neuraxis.mesh.certificates import (
+    can_listen,
+    init_keys,
+    make_authority,
+    make_certificate,
+    read_revoked,
+    revoke,
+    valid_name,
+)
+from neuraxis.mesh.topology import Tls, Topology
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -41,17 +51,17 @@ def test_a_folder_has_an_authority_a_router_and_each_role(tmp_path: Path) -> Non
         assert Tls.from_folder(folder, role).certificate == folder / f"{role}.pem"
 
 
-def test_a_certificate_says_who_and_where(tmp_path: Path) -> None:
+def test_a_certificate_has_role_and_addresses(tmp_path: Path) -> None:
     init_keys(tmp_path, ["vision"], ["robot.local", "10.0.0.3"], 30)
     authority, router, vision = (certificate(tmp_path / f"{name}.pem") for name in ("ca", "router", "vision"))
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    both = {x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH}
+    client, server = x509.ExtendedKeyUsageOID.CLIENT_AUTH, x509.ExtendedKeyUsageOID.SERVER_AUTH
     now = datetime.datetime.now(datetime.UTC)
-    for one, name in ((router, "router"), (vision, "vision")):
+    for one, name, purposes in ((router, "router", {client, server}), (vision, "vision", {client})):
         assert common_name(one) == name
         one.verify_directly_issued_by(authority)
         assert not one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        assert set(one.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == both
+        assert set(one.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == purposes
         assert one.not_valid_before_utc < now - datetime.timedelta(minutes=30)
         assert datetime.timedelta(days=29) < one.not_valid_after_utc - now <= datetime.timedelta(days=30)
     assert authority.not_valid_after_utc > router.not_valid_after_utc
@@ -59,9 +69,41 @@ def test_a_certificate_says_who_and_where(tmp_path: Path) -> None:
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "robot.local"]
     addresses = [ipaddress.ip_address(one) for one in ("127.0.0.1", "::1", "10.0.0.3")]
     assert names.get_values_for_type(x509.IPAddress) == addresses
-    # A node cannot pass for a router under the names of routers.
-    mine = vision.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert mine.get_values_for_type(x509.DNSName) == ["localhost"]
+    # A node cannot pass for a router.
+    with pytest.raises(x509.ExtensionNotFound):
+        vision.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert [can_listen(tmp_path / f"{name}.pem") for name in ("router", "vision")] == [True, False]
+
+
+def test_the_next_certificate_of_a_revoked_role_has_another_name(tmp_path: Path) -> None:
+    init_keys(tmp_path, ["arm", "console"])
+    assert read_revoked(tmp_path / "revoked.txt") == frozenset()
+    assert revoke(tmp_path, "arm") == "arm"
+    assert not (tmp_path / "arm.pem").exists()
+    assert [path.name for path in init_keys(tmp_path, ["arm", "console"])] == ["arm.pem"]
+    assert common_name(certificate(tmp_path / "arm.pem")) == "arm.2"
+    assert revoke(tmp_path, "arm") == "arm.2"
+    assert revoke(tmp_path, "router") == "router"
+    revoked = read_revoked(tmp_path / "revoked.txt")
+    assert revoked == {"arm", "arm.2", "router"}
+    assert [valid_name(role, revoked) for role in ("arm", "console", "router")] == ["arm.3", "console", "router.2"]
+    init_keys(tmp_path, ["arm"], replace=True)  # another authority, which has revoked nothing
+    assert common_name(certificate(tmp_path / "arm.pem")) == "arm"
+    (tmp_path / "revoked.txt").write_text("arm\nno common name\n")
+    with pytest.raises(InvalidArgument, match=r"'no common name' is not a common name"):
+        read_revoked(tmp_path / "revoked.txt")
+    with pytest.raises(InvalidArgument, match="there is no such folder"):
+        revoke(tmp_path / "nowhere", "arm")
+
+
+def test_only_those_that_listen_name_hosts(tmp_path: Path) -> None:
+    init_keys(tmp_path, ["arm"], ["robot.local"], listeners=["hub"])
+    assert can_listen(tmp_path / "hub.pem")
+    with pytest.raises(InvalidArgument, match="names no host"):
+        make_certificate(tmp_path, "leg", ["robot.local"])
+    with pytest.raises(InvalidArgument, match="this is a client certificate"):
+        Topology("peer", listen=("tls/127.0.0.1:0",), tls=Tls.from_folder(tmp_path, "arm"))
+    Topology("peer", listen=("tls/127.0.0.1:0",), tls=Tls.from_folder(tmp_path, "hub"))
 
 
 def test_another_implementation_of_tls_accepts_them(tmp_path: Path) -> None:
@@ -97,12 +139,12 @@ def test_a_second_call_adds_and_leaves_the_rest(tmp_path: Path) -> None:
     certificate(tmp_path / "arm.pem").verify_directly_issued_by(certificate(tmp_path / "ca.pem"))
 
 
-def test_an_authority_is_replaced_only_where_that_is_said(tmp_path: Path) -> None:
+def test_an_authority_is_replaced_only_on_request(tmp_path: Path) -> None:
     init_keys(tmp_path, ["vision"])
     old = (tmp_path / "ca.key").read_bytes()
-    with pytest.raises(InvalidArgument, match=r"ca\.pem: is there already"):
+    with pytest.raises(InvalidArgument, match=r"ca\.pem: exists already"):
         make_authority(tmp_path)
-    with pytest.raises(InvalidArgument, match=r"vision\.pem: is there already"):
+    with pytest.raises(InvalidArgument, match=r"vision\.pem: exists already"):
         make_certificate(tmp_path, "vision")
     assert (tmp_path / "ca.key").read_bytes() == old
     made = init_keys(tmp_path, ["vision"], replace=True)
@@ -111,7 +153,7 @@ def test_an_authority_is_replaced_only_where_that_is_said(tmp_path: Path) -> Non
     certificate(tmp_path / "vision.pem").verify_directly_issued_by(certificate(tmp_path / "ca.pem"))
 
 
-def test_what_cannot_be_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_arguments_raise_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     for roles in (["../evil"], ["a b"], [""], ["ca"], ["x" * 64], ["-x"]):
         with pytest.raises(InvalidArgument, match="role"):
@@ -123,10 +165,10 @@ def test_what_cannot_be_is_told_before_anything_is_written(tmp_path: Path) -> No
         with pytest.raises(InvalidArgument, match="days"):
             init_keys(folder, [], days=days)
     assert not folder.exists()
-    with pytest.raises(InvalidArgument, match=r"ca\.pem: is missing"):
+    with pytest.raises(InvalidArgument, match=r"ca\.pem: there is no such file"):
         make_certificate(folder, "vision")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidArgument, match="is a file"):
+    with pytest.raises(InvalidArgument, match="not a file"):
         init_keys(tmp_path / "file")
 
 
@@ -152,10 +194,10 @@ def test_a_certificate_does_not_outlive_its_authority(tmp_path: Path) -> None:
     assert ends[0] == ends[1]
 
 
-def test_without_the_package_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'neuraxis\[security\]'"):
+    with pytest.raises(BackendUnavailable, match=re.escape(install_command("security"))):
         init_keys(tmp_path / "keys", ["vision"])
     assert not (tmp_path / "keys").exists()

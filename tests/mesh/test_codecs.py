@@ -1,4 +1,4 @@
-"""Messages: every value comes back as it was, and nothing that comes from the network can do more than be refused."""
+"""Codecs: every value round-trips, and malformed input from the network is refused without side effects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from neuraxis.errors import InvalidArgument, NeuraxisError, NotSerializable
-from neuraxis.mesh.codecs import Undecodable, decode, encode
+from neuraxis.imports import install_command
+from neuraxis.wire.codecs import Undecodable, decode, encode
 from tests.comm.test_objects import exactly, values
-from tests.crew.arrays import torch_module
+from tests.ranks.arrays import torch_module
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -85,7 +86,7 @@ def test_arrays_of_every_type_and_shape(dtype: Any, shape: tuple[int, ...]) -> N
 
 
 def has_titles(dtype: np.dtype) -> bool:
-    """Whether fields have second names. Those do not travel."""
+    """Return True if fields have titles, which are not sent."""
     return any(len(field) == 3 or has_titles(field[0].base) for field in (dtype.fields or {}).values())
 
 
@@ -114,7 +115,7 @@ def test_an_array_is_a_view_of_the_payload_and_keeps_its_order() -> None:
         assert_same(back, array)
 
 
-@pytest.mark.parametrize("size", [60, 600], ids=["small", "large"])  # large ones are encoded in another way
+@pytest.mark.parametrize("size", [60, 600], ids=["small", "large"])  # large ones have another encoding
 @pytest.mark.parametrize(
     "view",
     [lambda a: a[::2, 1::3], lambda a: a[::-1], lambda a: a.T, lambda a: np.asfortranarray(a)[:, ::-1], lambda a: a[5]],
@@ -243,7 +244,7 @@ def test_plain_data_comes_back_exactly(value: Any) -> None:
     [None, 2**64 - 1, -(2**63), 2**64, [2**70, 1], {"a": {"b": [1, (2, {3})]}}, {1: "a", (2,): b"b"}, [[]], "", 1 + 2j],
     ids=str,
 )
-def test_what_msgpack_alone_cannot_tell_apart(value: Any) -> None:
+def test_types_that_plain_msgpack_confuses(value: Any) -> None:
     assert exactly(there_and_back(value), value)
 
 
@@ -265,7 +266,7 @@ def test_bytes_stay_bytes(content: bytes) -> None:
     assert decode(content, "application/octet-stream") == content
 
 
-def test_what_cannot_be_sent_says_what_to_do() -> None:
+def test_values_that_cannot_be_sent_raise_with_advice() -> None:
     with pytest.raises(NotSerializable, match=r"uuid.UUID.*allow_pickle=True") as caught:
         encode([uuid.uuid4()])
     assert "DistributedContext" not in str(caught.value)
@@ -339,7 +340,7 @@ def test_structs_with_arrays_in_them() -> None:
 def test_structs_in_containers() -> None:
     back = there_and_back({"all": [scene(), scene()]}, type=dict[str, list[Scene]])
     assert_same_scene(back["all"][1], scene())
-    # With a tuple and an array beside them, which only comm.objects can send as they are.
+    # With a tuple and an array next to them, which only wire.objects can send unchanged.
     first, second, array = there_and_back(
         (scene(), [scene()], np.arange(3)), type=tuple[Scene, list[Scene], np.ndarray]
     )
@@ -408,7 +409,7 @@ def test_text_of_other_programs(text: str) -> None:
     "encoding", ["", ";", "image/jpeg", "zenoh/serialized", "x" * 10_000, "application/x-neuraxis-array2"]
 )
 def test_an_unknown_encoding(encoding: str) -> None:
-    with pytest.raises(Undecodable, match="not known here") as caught:
+    with pytest.raises(Undecodable, match="encoding is unknown") as caught:
         decode(b"content", encoding)
     assert len(str(caught.value)) < 400
     assert decode(b"content", encoding, type=bytes) == b"content"
@@ -455,9 +456,9 @@ def test_protobuf() -> None:
 @pytest.mark.parametrize(
     ("encoding", "reason"),
     [
-        (PROTOBUF, "give the class"),
-        (PROTOBUF + ";no.such.Message", "import its module"),
-        (PROTOBUF + ";.\0", "import its"),
+        (PROTOBUF, "Pass the class"),
+        (PROTOBUF + ";no.such.Message", "Import its module"),
+        (PROTOBUF + ";.\0", "Import its"),
     ],
 )
 def test_protobuf_of_a_type_that_is_not_known(encoding: str, reason: str) -> None:
@@ -466,17 +467,18 @@ def test_protobuf_of_a_type_that_is_not_known(encoding: str, reason: str) -> Non
     assert descriptor_pool.Default().FindMessageTypeByName("google.protobuf.Struct")
 
 
-def test_what_is_missing_is_named_with_the_line_that_installs_it() -> None:
+def test_a_missing_package_is_named_with_its_install_command() -> None:
     """In a fresh interpreter that cannot import torch and Protobuf, as in a base install."""
+    bfloat16 = torch_module().zeros(3, dtype=torch_module().bfloat16)
     program = f"""
 import sys
 sys.modules["torch"] = sys.modules["google.protobuf"] = None
-from neuraxis.mesh.codecs import Undecodable, decode, encode
+from neuraxis.wire.codecs import Undecodable, decode, encode
 assert decode(*encode({{"a": [1, (2,)]}})) == {{"a": [1, (2,)]}}
 for payload, encoding, line in [
-    ({encode(torch_module().zeros(3))[0]!r}, {TENSOR!r}, "pip install 'neuraxis[torch]'"),
-    ({encode([torch_module().zeros(3)])[0]!r}, {MSGPACK!r}, "pip install 'neuraxis[torch]'"),
-    (b"", "application/protobuf;google.protobuf.Struct", "pip install 'neuraxis[protobuf]'"),
+    ({encode(bfloat16)[0]!r}, {TENSOR!r}, {install_command("torch")!r}),
+    ({encode([bfloat16])[0]!r}, {MSGPACK!r}, {install_command("torch")!r}),
+    (b"", "application/protobuf;google.protobuf.Struct", {install_command("protobuf")!r}),
 ]:
     try:
         decode(payload, encoding)
@@ -523,7 +525,7 @@ def test_pickle_is_refused_unless_both_sides_allow_it() -> None:
         decode(b"no pickle", PICKLE, allow_pickle=True)
 
 
-def test_nothing_is_unpickled_in_secret() -> None:
+def test_nothing_is_unpickled_by_default() -> None:
     EXPLODED.clear()
     bomb = pickle.dumps(Bomb())
     extension = msgspec.msgpack.encode({"a": [msgspec.msgpack.Ext(10, bomb)]})

@@ -1,4 +1,4 @@
-"""A node: what it publishes is heard, by all kinds of nodes, and it ends well however it ends."""
+"""A node: delivery of its messages to all kinds of nodes, and clean exits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from neuraxis.errors import InvalidArgument, MeshClosed
-from neuraxis.mesh import Node, Subscription
-from neuraxis.mesh.declared import Declared
+from neuraxis.mesh import Node, Peer, Subscription
+from neuraxis.mesh.declarations import Declaration
 from tests.mesh.conftest import LIMIT_S, Child, meet
 from tests.mesh.raw import until
+from tests.test_reprs import HOSTILE, text_of
 
 Join = Callable[..., Node]
 Start = Callable[..., Child]
@@ -32,10 +33,10 @@ def take(subscription: Subscription, count: int) -> list[Any]:
 # --- to publish and to hear ---
 
 
-def test_messages_go_where_their_keys_say(join: Join) -> None:
-    vision, thermal, hearer = join("vision"), join("sensor/thermal"), join("hearer")
+def test_messages_are_routed_by_key(join: Join) -> None:
+    vision, thermal, receiver = join("vision"), join("sensor/thermal"), join("receiver")
     channels = {
-        expression: hearer.subscribe(expression)
+        expression: receiver.subscribe(expression)
         for expression in (
             "vision/*",
             "vision/objects",
@@ -46,7 +47,7 @@ def test_messages_go_where_their_keys_say(join: Join) -> None:
             "nobody/*",
         )
     }
-    meet(vision, thermal, hearer)
+    meet(vision, thermal, receiver)
     vision.publish("objects", "cup")
     vision.publish("edges", "line")
     vision.publish("far/left", "dot")
@@ -70,14 +71,14 @@ def test_messages_go_where_their_keys_say(join: Join) -> None:
     assert take(channels["vision/objects"], 1) == take(channels["*/objects"], 1) == ["cup"]
     assert take(channels["sensor/*/far/left"], 1) == [301]
     for expression in ("vision/objects", "*/objects", "sensor/*/far/left", "nobody/*"):
-        with pytest.raises(TimeoutError, match="nothing came"):
+        with pytest.raises(TimeoutError, match="no message arrived"):
             channels[expression].get(0.01)
 
 
-def test_a_message_says_where_it_comes_from(join: Join) -> None:
-    sender, hearer = join("sensor/thermal"), join("hearer")
-    channel = hearer.subscribe("sensor/thermal/*")
-    meet(sender, hearer)
+def test_a_message_has_its_sender(join: Join) -> None:
+    sender, receiver = join("sensor/thermal"), join("receiver")
+    channel = receiver.subscribe("sensor/thermal/*")
+    meet(sender, receiver)
     sender.publish("heat", [1, 2], step=70)
     sender.publish("heat", b"raw")
     first, second = channel.get(LIMIT_S), channel.get(LIMIT_S)
@@ -86,14 +87,14 @@ def test_a_message_says_where_it_comes_from(join: Join) -> None:
     assert first.encoding == "application/msgpack"
     assert (second.sequence, second.step, second.encoding) == (1, -1, "zenoh/bytes")
     assert sender.sent() == {"heat": 2}
-    assert hearer.counts()["sensor/thermal/heat"].received == 2
+    assert receiver.counts()["sensor/thermal/heat"].received == 2
 
 
-@pytest.mark.parametrize("kind", ["stream", "state", "bulk"])
+@pytest.mark.parametrize("kind", ["stream", "state", "event", "bulk"])
 def test_values_of_all_kinds_arrive_as_they_were(join: Join, kind: str) -> None:
-    sender, hearer = join("sender"), join("hearer")
-    channel = hearer.subscribe("sender/values")
-    meet(sender, hearer)
+    sender, receiver = join("sender"), join("receiver")
+    channel = receiver.subscribe("sender/values", depth=100)
+    meet(sender, receiver)
     values = [None, True, -7, 1.5, "text", b"\x00\xff", [1, [2]], {"a": (1, 2)}, {1, 2}, 2**80]
     for value in values:
         sender.publish("values", value, kind)
@@ -108,7 +109,7 @@ def test_values_of_all_kinds_arrive_as_they_were(join: Join, kind: str) -> None:
     assert within["step"] == 3
 
 
-def test_a_node_does_not_hear_itself(join: Join) -> None:
+def test_a_node_does_not_receive_its_own_messages(join: Join) -> None:
     one, other = join("one"), join("other")
     mine, theirs = one.subscribe("**"), other.subscribe("**")
     meet(one, other)
@@ -117,7 +118,7 @@ def test_a_node_does_not_hear_itself(join: Join) -> None:
         other.publish(kind, "of other", kind)
     assert take(mine, 3) == ["of other"] * 3
     assert take(theirs, 3) == ["of one"] * 3
-    # Nor what it said before: the last states are given to who comes later, but not to who said them.
+    # Nor its own earlier messages: late subscribers recover the last states, but not their own.
     late = one.subscribe("*/state")
     assert take(late, 1) == ["of other"]
     other.publish("state", "once more")
@@ -125,7 +126,7 @@ def test_a_node_does_not_hear_itself(join: Join) -> None:
     assert one.subscribe("one/**").counts().received == 0
 
 
-def test_what_cannot_be_is_refused(join: Join) -> None:
+def test_invalid_arguments_are_refused(join: Join) -> None:
     node = join("node")
     node.publish("topic", 1, "state")
     refused: list[Callable[[], Any]] = [
@@ -141,7 +142,7 @@ def test_what_cannot_be_is_refused(join: Join) -> None:
         lambda: node.publish("topic", bytes(64 * 2**20 + 1)),
         lambda: node.subscribe("a//b"),
         lambda: node.subscribe(""),
-        lambda: node.subscribe("a", capacity=0),
+        lambda: node.subscribe("a", depth=0),
         lambda: node.subscribe("a", history=0),
         lambda: node.subscribe("a", handler="print"),  # type: ignore[arg-type]
         lambda: node.serve("a", print, threads=0),
@@ -158,9 +159,9 @@ def test_what_cannot_be_is_refused(join: Join) -> None:
 
 
 def test_a_large_message_arrives_whole(join: Join) -> None:
-    sender, hearer = join("sender"), join("hearer")
-    channel = hearer.subscribe("sender/*")
-    meet(sender, hearer)
+    sender, receiver = join("sender"), join("receiver")
+    channel = receiver.subscribe("sender/*")
+    meet(sender, receiver)
     largest = bytes(range(256)) * (64 * 2**20 // 256)
     sender.publish("bulk", largest, "bulk")
     sender.publish("bulk", np.arange(2**20))
@@ -172,7 +173,7 @@ def test_a_large_message_arrives_whole(join: Join) -> None:
 # --- to end ---
 
 
-def test_a_closed_node_says_so(join: Join) -> None:
+def test_a_closed_node_raises(join: Join) -> None:
     node = join("node")
     channel = node.subscribe("**")
     node.close()
@@ -235,6 +236,31 @@ def test_a_node_may_be_closed_by_its_own_handlers(join: Join, close: Callable[..
     until(lambda: other.peers(ask=False) == [], "the other to see that it has left")
 
 
+def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Token:
+        def undeclare(self) -> None:
+            raise ValueError("the token")
+
+    def fail() -> None:
+        raise ValueError("the links")
+
+    node = join("closing")
+    subscription = node.subscribe("*/x", print)
+    node.serve("echo", lambda message: message.value)
+    links = node._links
+    assert links is not None
+    stop = links._stop
+    monkeypatch.setattr(links, "_stop", fail)
+    monkeypatch.setattr(node, "_token", Token())
+    with pytest.raises(ValueError, match="the links"):
+        node.close()
+    stop()
+    assert subscription.closed
+    assert node._membership.closed
+    assert node._session.is_closed()
+    node.close()
+
+
 def test_a_node_closes_once_from_many_threads_that_use_it(join: Join) -> None:
     node, other = join("node"), join("other")
     node.serve("echo", lambda message: message.value)
@@ -273,7 +299,7 @@ def test_a_node_closes_once_from_many_threads_that_use_it(join: Join) -> None:
     until(lambda: other.peers(ask=False) == [], "the other to see that it has left")
 
 
-def test_nothing_grows_when_things_come_and_go(join: Join, mesh: str) -> None:
+def test_repeated_declarations_leak_no_memory(join: Join, mesh: str) -> None:
     base = join("base")
     me = psutil.Process()
 
@@ -289,26 +315,26 @@ def test_nothing_grows_when_things_come_and_go(join: Join, mesh: str) -> None:
     round_of(5)
     before = round_of(10)
     after = round_of(20)
-    # Zenoh's own threads come and go by one or two.
+    # The number of Zenoh's own threads varies by one or two.
     assert after[0] <= before[0] + 4
     assert after[1] <= before[1] + 4
     assert len(base._subscriptions) <= 1
     assert len(base._services) <= 1
 
 
-def test_what_is_closed_before_its_threads_run_ends_without_a_word(
+def test_closing_before_the_threads_run_is_silent(
     join: Join, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node, gate = join("node"), threading.Event()
 
-    def start_late(one: Declared, name: str, target: Callable[[], None], *threads: int) -> None:
+    def start_late(one: Declaration, name: str, target: Callable[[], None], *threads: int) -> None:
         start(one, name, lambda: (gate.wait(LIMIT_S), target())[1], *threads)
 
-    start = Declared._start
-    monkeypatch.setattr(Declared, "_start", start_late)
-    ones: list[Declared] = [node.subscribe("node/topic", print), node.serve("topic", print, threads=2)]
+    start = Declaration._start
+    monkeypatch.setattr(Declaration, "_start", start_late)
+    ones: list[Declaration] = [node.subscribe("node/topic", print), node.serve("topic", print, threads=2)]
     for one in ones:
-        one.stop()
+        one._stop()
     gate.set()
     until(lambda: not any(thread.is_alive() for one in ones for thread in one._threads), "their threads to end")
     assert capfd.readouterr() == ("", "")
@@ -354,14 +380,14 @@ def test_a_script_that_leaves_a_node_open_ends(child: Start, end: str, status: i
     assert b"Traceback" in said if status == 1 else said == b""
 
 
-def test_ctrl_c_interrupts_who_waits(child: Start) -> None:
+def test_ctrl_c_interrupts_a_wait(child: Start) -> None:
     script = """
     def interrupted(wait):
-        threading.Thread(target=say, args=("waits",)).start()
+        threading.Thread(target=send, args=("waits",)).start()
         try:
             wait()
         except KeyboardInterrupt:
-            say("interrupted")
+            send("interrupted")
 
     with Node("node", mesh=mesh) as node, Node("other", mesh=mesh) as other:
         other.serve("never", lambda message: (threading.Event().wait(1), time.sleep(20)))
@@ -371,23 +397,23 @@ def test_ctrl_c_interrupts_who_waits(child: Start) -> None:
         interrupted(lambda: next(iter(channel)))
         interrupted(lambda: node.wait_for(["nobody"], 60))
         interrupted(lambda: node.request("other", "never", timeout=60))
-        say("ends")
+        send("ends")
         os._exit(3)
     """
     process = child(script)
     for _ in range(5):
-        assert process.said() == "waits"
+        assert process.receive() == "waits"
         time.sleep(0.2)  # until it really waits: an earlier signal would be noticed as well, and prove less
         begun = time.monotonic()
         process.process.send_signal(signal.SIGINT)
-        assert process.said() == "interrupted"
+        assert process.receive() == "interrupted"
         assert time.monotonic() - begun < LIMIT_S / 2
-    assert process.said() == "ends"
+    assert process.receive() == "ends"
     assert process.process.wait(LIMIT_S) == 3
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_process_is_told(mesh: str) -> None:
+def test_use_in_a_forked_process_raises(mesh: str) -> None:
     script = """
     import os, sys
     from neuraxis.errors import ForkedProcess
@@ -401,14 +427,14 @@ def test_a_forked_process_is_told(mesh: str) -> None:
             lambda: node.publish("topic", 1), lambda: node.subscribe("a"), lambda: node.serve("b", print),
             lambda: node.request("a", "b"), node.peers, lambda: node.wait_for("b", 1), channel.get,
         ]
-        told = 0
+        refused = 0
         for use in uses:
             try:
                 use()
             except ForkedProcess:
-                told += 1
+                refused += 1
         channel.close()
-        sys.exit(told)  # with all that runs at an exit
+        sys.exit(refused)  # with all that runs at an exit
     _, status = os.wait()
     node.publish("topic", 2)
     print(os.waitstatus_to_exitcode(status), [peer.name for peer in node.peers()])
@@ -418,3 +444,20 @@ def test_a_forked_process_is_told(mesh: str) -> None:
         capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("7 []\n", 0), done.stderr
+
+
+# --- to show ---
+
+
+def test_a_prompt_and_a_notebook_show_a_node_and_its_peers(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = join("looker")
+    assert repr(node).startswith("<Node 'looker' on mesh ")
+    assert "0 other nodes" in text_of(node)
+    # The transport refuses such a name; if it did not, the page would still be a table.
+    monkeypatch.setattr(node._membership, "peers", lambda: [Peer(HOSTILE, HOSTILE, HOSTILE, 1, 1)])
+    text = text_of(node)
+    assert "1 other node\n" in text
+    assert text.count(HOSTILE) == 3
+    node.close()
+    assert repr(node).endswith(", closed>")
+    assert "closed: 0 other nodes" in text_of(node)

@@ -1,22 +1,30 @@
-"""Who is here: joins and leaves of every sort are noticed, names are taken once, and no node is special."""
+"""Presence: joins and leaves of every kind are detected, names are unique, and no node is special."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from neuraxis.errors import MeshError, NodeGone
 from neuraxis.mesh import Node, Peer, Router
+from neuraxis.mesh import membership as peers
 from neuraxis.mesh.keys import presence_key
-from neuraxis.mesh.topology import seed_port
+from neuraxis.mesh.links import LinkMonitor, _Lost
+from neuraxis.mesh.topology import seed_port, seed_ports
 from tests.mesh.conftest import LIMIT_S, Child, client_of, meet, settle
-from tests.mesh.raw import until
+from tests.mesh.raw import router_process, until
 
 Join = Callable[..., Node]
 Start = Callable[..., Child]
@@ -24,13 +32,13 @@ Start = Callable[..., Child]
 NODE = """
 with Node(arguments, "arm", mesh=mesh) as node:
     node.publish("topic", 1)
-    say("ready")
-    hear()
+    send("ready")
+    receive()
 """
 
 
 class Watch:
-    """What a node saw come and go, in order."""
+    """Joins and leaves that a node has seen, in order."""
 
     def __init__(self, node: Node) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -66,24 +74,24 @@ def test_joins_and_leaves_are_seen(join: Join) -> None:
 def test_the_end_of_a_process_is_noticed(join: Join, child: Start, end: str) -> None:
     base, other = join("base"), child(NODE, "other")
     watch = Watch(base)
-    assert other.said() == "ready"
+    assert other.receive() == "ready"
     watch.wait(("join", "other"))
     if end == "kill":
         other.process.kill()
     elif end == "stop":
         other.stop()
     else:
-        other.tell()
+        other.send()
     watch.wait(("join", "other"), ("leave", "other"))
     assert base.peer("other") is None
     with pytest.raises(NodeGone):
         base.request("other", "topic")
     if end == "stop":
-        other.go_on()
+        other.resume()
         watch.wait(("join", "other"), ("leave", "other"), ("join", "other"))
 
 
-def test_what_is_known_of_a_peer(join: Join) -> None:
+def test_attributes_of_a_peer(join: Join) -> None:
     begun = time.time()
     base, arm, camera = (
         join("base", "driver"),
@@ -107,9 +115,9 @@ def test_what_is_known_of_a_peer(join: Join) -> None:
     assert base.with_role("cook") == []
 
 
-def test_a_peer_that_does_not_answer_is_told_of_all_the_same(join: Join, child: Start) -> None:
+def test_an_unresponsive_peer_is_listed(join: Join, child: Start) -> None:
     base, other, stuck = join("base"), join("other"), child(NODE, "stuck")
-    assert stuck.said() == "ready"
+    assert stuck.receive() == "ready"
     meet(base, other)
     assert base.wait_for(["stuck"], LIMIT_S) == []
     stuck.stop()
@@ -160,7 +168,7 @@ def test_waiting_for_nodes(join: Join) -> None:
 # --- handlers ---
 
 
-def test_a_handler_of_joins_may_ask_who_comes_and_wait_for_others(join: Join) -> None:
+def test_a_join_handler_may_query_the_new_node_and_wait_for_others(join: Join) -> None:
     base = join("base")
     answers: list[Any] = []
 
@@ -182,7 +190,48 @@ def test_a_handler_of_joins_may_ask_who_comes_and_wait_for_others(join: Join) ->
     assert answers == [[], "answer"]
 
 
-def test_a_leave_is_never_told_before_its_join(join: Join, mesh: str) -> None:
+def test_tracebacks_of_handlers_are_limited_for_each_handler_and_event(
+    join: Join, mesh: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that may declare tokens can make a handler raise arbitrarily often."""
+    base, other = join("base"), join("other")
+    meet(base, other)
+    calls: Counter[str] = Counter()
+
+    def fail(name: str) -> Callable[[Peer], None]:
+        def handle(peer: Peer) -> None:
+            if peer.name.startswith("fake"):
+                calls[name] += 1
+                raise ValueError(f"{name}: {peer.name}")
+
+        return handle
+
+    base.on_join(fail("first"))
+    base.on_join(fail("second"))
+    base.on_leave(fail("third"))
+    for number in range(50):
+        fake = Peer(f"fake/{number}", "", "nowhere", 1, number)
+        other.session.liveliness().declare_token(peers.token_key(mesh, fake)).undeclare()
+    until(lambda: calls == {"first": 50, "second": 50, "third": 50}, "all calls")
+
+    def logged() -> list[tuple[str, str]]:
+        found = [record for record in caplog.records if "raised for node fake" in record.getMessage()]
+        return [(record.getMessage(), str(record.exc_info and record.exc_info[1])) for record in found]
+
+    assert logged() == [
+        ("membership: an on_join handler raised for node fake/0", "first: fake/0"),
+        ("membership: an on_join handler raised for node fake/0", "second: fake/0"),
+        ("membership: an on_leave handler raised for node fake/0", "third: fake/0"),
+    ]
+    for limit in base._membership._handler_errors.values():
+        monkeypatch.setattr(limit, "_interval_s", 0.0)
+    token = other.session.liveliness().declare_token(peers.token_key(mesh, Peer("fake/last", "", "nowhere", 1, 1)))
+    until(lambda: len(logged()) == 5, "a line after the interval")
+    assert logged()[-1][0] == "membership: an on_join handler raised for node fake/last (49 more since the last line)"
+    token.undeclare()
+
+
+def test_a_leave_is_never_reported_before_its_join(join: Join, mesh: str) -> None:
     base = join("base")
     stop = threading.Event()
 
@@ -227,7 +276,7 @@ def test_a_node_that_died_is_replaced_at_once(join: Join, child: Start) -> None:
     lives = []
     for _ in range(2):
         other = child(NODE, "other")
-        assert other.said() == "ready"
+        assert other.receive() == "ready"
         assert base.wait_for(["other"], LIMIT_S) == []
         lives.append(base.peer("other"))
         other.process.kill()
@@ -237,9 +286,7 @@ def test_a_node_that_died_is_replaced_at_once(join: Join, child: Start) -> None:
     assert len(base.peers()) == 1
 
 
-def test_two_that_reach_each_other_late_are_told_that_they_share_a_name(
-    join: Join, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_nodes_with_one_name_that_meet_late_get_an_error(join: Join, caplog: pytest.LogCaptureFixture) -> None:
     """They begin on routers that nothing connects."""
     with Router(["tcp/127.0.0.1:0"]) as left, Router(["tcp/127.0.0.1:0"]) as right:
         first = join("node", topology=client_of(left.endpoints[0]))
@@ -253,16 +300,16 @@ def test_two_that_reach_each_other_late_are_told_that_they_share_a_name(
 
 
 def test_no_node_is_special(join: Join, child: Start, mesh: str) -> None:
-    """Whoever has the seed port dies, ten times: the others still see each other, and who comes finds all of them."""
+    """The holder of the seed port dies, ten times: the others still see each other, and new nodes find all of them."""
     seed = child(NODE, "seed")
-    assert seed.said() == "ready"
+    assert seed.receive() == "ready"
     steady = [join("steady-1"), join("steady-2")]
     meet(*steady)
     seed.process.kill()
     for one in steady:
         until(lambda one=one: len(names(one)) == 1, "the end of the seed")
     for number in range(10):
-        # Each newcomer takes the seed port, for nobody has it, and must find those that came by an earlier one.
+        # Each new node takes the free seed port, and must find nodes that joined through an earlier one.
         newcomer = join("newcomer")
         assert _listens(seed_port(mesh)), "the newcomer has the port"
         assert newcomer.wait_for(["steady-1", "steady-2"], LIMIT_S) == [], f"in round {number}"
@@ -280,9 +327,9 @@ def test_no_node_is_special(join: Join, child: Start, mesh: str) -> None:
             until(lambda one=one: len(names(one)) == 1, "both to be gone")
 
 
-def test_who_is_here_stays_when_the_seed_is_killed(join: Join, child: Start) -> None:
+def test_membership_survives_the_death_of_the_seed_node(join: Join, child: Start) -> None:
     seed = child(NODE, "seed")
-    assert seed.said() == "ready"
+    assert seed.receive() == "ready"
     others = [join(f"other-{number}") for number in range(3)]
     meet(*others)
     channel = others[1].subscribe("other-0/*")
@@ -310,11 +357,11 @@ def _listens(port: int) -> bool:
 # --- strangers ---
 
 
-def test_odd_tokens_are_nobody(join: Join, mesh: str) -> None:
+def test_malformed_presence_tokens_are_ignored(join: Join, mesh: str, caplog: pytest.LogCaptureFixture) -> None:
     base, other = join("base"), join("other")
     meet(base, other)
     watch = Watch(base)
-    odd = [presence_key(mesh, one) for one in ("x", "x/y", "x/!!", "x/gA", "@x/gA", "%x/gA")]
+    odd = [presence_key(mesh, one) for one in ("x", "x/y", "x/!!", "x/gA", "%x/gA", f"x/{'g' * 10_000}")]
     tokens = [other.session.liveliness().declare_token(key) for key in odd]
     third = join("third")
     watch.wait(("join", "other"), ("join", "third"))
@@ -322,10 +369,292 @@ def test_odd_tokens_are_nobody(join: Join, mesh: str) -> None:
         token.undeclare()
     third.close()
     watch.wait(("join", "other"), ("join", "third"), ("leave", "third"))
+    assert base._membership.malformed == 2 * len(odd), "they are counted, when they come and when they go"
+    logged = [text for text in caplog.messages if "are malformed" in text]
+    assert len(logged) <= 3, "each of the three nodes logs them once per interval"
 
 
-def test_a_port_that_somebody_else_has_is_told(join: Join, mesh: str, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", seed_port(mesh))):
-        node = join("node")
-        assert f"port, {seed_port(mesh)}, does not answer as a node" in caplog.text
-        assert node.peers() == []
+def test_more_tokens_than_are_kept(
+    join: Join, mesh: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peers, "MAX_PEERS", 20)
+    base, other = join("base"), join("other")
+    meet(base, other)
+    fakes = [Peer(f"fake/{number}", "", "nowhere", 1, number) for number in range(50)]
+    tokens = [other.session.liveliness().declare_token(peers.token_key(mesh, fake)) for fake in fakes]
+    until(lambda: base._membership.surplus == 31, "all to be looked at")
+    assert len(names(base)) == 20
+    assert sum("more than 20 nodes" in text for text in caplog.messages) == 2, "each of the two nodes warns once"
+    for token in tokens[:40]:
+        token.undeclare()
+    until(lambda: names(base) == sorted(["other", *(fake.name for fake in fakes[40:])]), "the rest to be seen")
+    until(lambda: sum("all 11 nodes are tracked again" in text for text in caplog.messages) == 1, "the log line")
+    for token in tokens[40:]:
+        token.undeclare()
+    until(lambda: names(base) == ["other"], "them to be gone")
+
+
+def test_many_lives_of_one_name(join: Join, mesh: str) -> None:
+    base, other = join("base"), join("other")
+    meet(base, other)
+    fakes = [Peer("fake", "", "nowhere", 1, number) for number in range(30)]
+    tokens = [other.session.liveliness().declare_token(peers.token_key(mesh, fake)) for fake in fakes]
+    until(lambda: base._membership.surplus == 14, "all to be looked at")
+    assert base.peer("fake") == fakes[15]
+    asked = Asked(base.session)
+    base._membership._session = asked
+    for _ in range(10):
+        base._membership.recover()
+    assert asked.times == 0, "there is no room for them, so they are not asked for"
+    for token in tokens[:16]:
+        token.undeclare()
+    until(lambda: base.peer("fake") == fakes[29], "those to be seen that found no room")
+    for _ in range(10):
+        base._membership.recover()
+    assert 1 <= asked.times <= 4
+    for token in tokens[16:]:
+        token.undeclare()
+    until(lambda: names(base) == ["other"], "them to be gone")
+
+
+class Asked:
+    """A session that counts the queries for all tokens."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.times = 0
+
+    def liveliness(self) -> Any:
+        return self
+
+    def get(self, *arguments: Any, **options: Any) -> Any:
+        self.times += 1
+        return self.session.liveliness().get(*arguments, **options)
+
+
+def test_slow_handlers_of_joins_and_leaves_do_not_pile_up_calls(
+    join: Join, mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MAX_PEERS", 20)
+    base, other = join("base"), join("other")
+    meet(base, other)
+    reported: list[tuple[str, str, int]] = []
+    may_go_on = threading.Event()
+
+    def joined(peer: Peer) -> None:
+        may_go_on.wait(LIMIT_S)
+        reported.append(("join", peer.name, peer.incarnation))
+
+    base.on_leave(lambda peer: reported.append(("leave", peer.name, peer.incarnation)))
+    base.on_join(joined)
+    steady = other.session.liveliness().declare_token(peers.token_key(mesh, Peer("steady", "", "nowhere", 1, 1)))
+    for number in range(200):
+        fake = Peer(f"fake/{number}", "", "nowhere", 1, number)
+        other.session.liveliness().declare_token(peers.token_key(mesh, fake)).undeclare()
+    steady.undeclare()
+    last = other.session.liveliness().declare_token(peers.token_key(mesh, Peer("last", "", "nowhere", 1, 1)))
+    assert base.wait_for(["last"], LIMIT_S) == []
+    may_go_on.set()
+    until(lambda: ("join", "last", 1) in reported, "the last one to be told of")
+    assert len(reported) < 100
+    here = set()
+    for what, name, life in reported:
+        assert ((name, life) in here) == (what == "leave"), reported
+        (here.add if what == "join" else here.remove)((name, life))
+    last.undeclare()
+
+
+def instructions(function: Callable[[], Any]) -> int:
+    """Return how many of Python's instructions a call takes."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal counted
+        frame.f_trace_opcodes = True
+        counted += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+def test_the_cost_of_a_token_does_not_depend_on_their_number(join: Join, mesh: str) -> None:
+    """Counted in Python's instructions, for a token that is declared and withdrawn."""
+    base = join("base")
+
+    def come_and_go(number: int) -> int:
+        """Return the fewest of several counts: a thread that waits for a change adds its wake-up to one of them."""
+        key = peers.token_key(mesh, Peer(f"one/{number:05d}", "", "nowhere", 1, 10_000 + number))
+        handle = base._membership._handle_token
+        return min(instructions(lambda: (handle(key, True), handle(key, False))) for _ in range(20))
+
+    come_and_go(0)  # Python 3.12 counts instructions from the second `sys.settrace` on
+    few, few_listed = come_and_go(1), instructions(base._membership.peers)
+    for number in range(2000):
+        base._membership._handle_token(peers.token_key(mesh, Peer(f"fake/{number}", "", "nowhere", 1, number)), True)
+    assert len(names(base)) == 2000
+    assert instructions(base._membership.peers) > few_listed + 2000, "the count shows what depends on their number"
+    assert come_and_go(2) == few > 0
+
+
+# --- ports ---
+
+
+def look(mesh: str, *words: str) -> tuple[int, list[str], str]:
+    """Exit status, names and errors of `neuraxis nodes`."""
+    command = [sys.executable, "-m", "neuraxis", "nodes", "--json", "--mesh-name", mesh, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return ended.returncode, [one["name"] for one in json.loads(ended.stdout or "[]")], ended.stderr
+
+
+def test_nodes_meet_where_another_program_has_the_first_port(
+    join: Join, child: Start, mesh: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, _ = seed_ports(mesh)
+    with socket.create_server(("127.0.0.1", first)):
+        status, found, errors = look(mesh)
+        assert (status, found) == (1, []), "an empty mesh is not claimed"
+        assert f"something listens on port {first}" in errors
+        one, two = join("one"), child(NODE, "two")
+        assert one.silent_ports == (first,)
+        assert f"port {first} that does not answer as a node" in caplog.text
+        assert f"the next port, {second}" in caplog.text
+        assert two.receive() == "ready"
+        assert one.wait_for(["two"], LIMIT_S) == []
+        status, found, errors = look(mesh)
+        assert (status, found) == (0, ["one", "two"])
+        assert f"something listens on port {first}" in errors
+        begun = time.monotonic()
+        one.close()
+        assert time.monotonic() - begun < 5, "an attempt to connect ends soon"
+    # A new node takes the first port, and the nodes that met at the second find it.
+    three = join("three")
+    assert three.silent_ports == ()
+    assert three.wait_for(["two"], LIMIT_S) == []
+
+
+def test_all_ports_are_taken(mesh: str) -> None:
+    with ExitStack() as stack:
+        for port in seed_ports(mesh):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        with pytest.raises(MeshError, match=rf"{seed_ports(mesh)[2]}\) are taken by programs.*another mesh name"):
+            Node("node", mesh=mesh)
+        status, _, errors = look(mesh)
+        assert status == 1
+        assert "are taken by programs that do not answer as nodes" in errors
+
+
+def test_nodes_meet_while_the_holder_of_the_port_is_stopped(join: Join, child: Start) -> None:
+    holder = child(NODE, "holder")
+    assert holder.receive() == "ready"
+    early = join("early")
+    assert early.wait_for(["holder"], LIMIT_S) == []
+    holder.stop()
+    until(lambda: names(early) == [], "it to be missed")
+    late = join("late")
+    assert late.wait_for(["early"], LIMIT_S) == []
+    holder.resume()
+    for node, others in ((early, ["holder", "late"]), (late, ["early", "holder"])):
+        until(lambda node=node, others=others: names(node) == others, "all to see all", 5.0)
+
+
+SEED = """
+with Node("seed", mesh=mesh) as node:
+    send("ready")
+    while (name := receive()) is not None:
+        while any(peer.name == name for peer in node.peers(ask=False)):
+            time.sleep(0.01)
+        send("gone")
+"""
+
+
+def test_two_that_never_had_a_link_meet_after_the_seed_was_killed(join: Join, child: Start) -> None:
+    seed = child(SEED)
+    assert seed.receive() == "ready"
+    sleeper = child(NODE, "sleeper")
+    assert sleeper.receive() == "ready"
+    sleeper.stop()
+    seed.send("sleeper")
+    assert seed.receive() == "gone"
+    others = [join("one"), join("two")]
+    meet(*others)
+    seed.kill()
+    sleeper.resume()
+    for node in others:
+        assert node.wait_for(["sleeper"], LIMIT_S) == []
+    held = [node._links._seed_listener for node in others if node._links is not None]
+    assert sum(one is not None for one in held) <= 1, "one of them holds the port"
+    newcomer = join("newcomer")
+    assert newcomer.wait_for(["one", "two", "sleeper"], LIMIT_S) == []
+
+
+def test_a_step_of_the_links_that_fails_holds_up_no_other(
+    join: Join, child: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: object) -> None:
+        tried.append(1)
+        raise ValueError("a cause")
+
+    tried: list[int] = []
+    monkeypatch.setattr(LinkMonitor, "_watch_links", fail)
+    monkeypatch.setattr(peers.Membership, "recover", fail)
+    base = join("base")
+    other = child(NODE, "other")
+    assert base.wait_for(["other"], LIMIT_S) == []
+    other.kill()
+    until(lambda: base.alone, "the others to be counted")
+    failures = [text for text in caplog.messages if "it is retried" in text]
+    assert len(tried) > 4
+    assert len(failures) == 2, "each step is logged once per interval"
+
+
+def test_a_peer_on_another_machine_is_given_up_after_several_refusals() -> None:
+    near, far = (_Lost(f"tcp/{host}:7447", 0.0, 0.0) for host in ("127.0.0.1", "192.0.2.1"))
+    assert near.has_ended(False, 1.0)
+    assert not any(far.has_ended(False, now) for now in (1.0, 1.1, 1.2, 1.3, 1.4))
+    assert not far.has_ended(True, 2.0)
+    assert not any(far.has_ended(False, now) for now in (3.0, 5.0, 7.0))
+    assert far.has_ended(False, 9.0)
+    assert far.has_ended(None, 4000.0)
+
+
+def test_an_isolated_node_warns(join: Join, child: Start, caplog: pytest.LogCaptureFixture) -> None:
+    base, other = join("base"), child(NODE, "other")
+    assert other.receive() == "ready"
+    assert base.wait_for(["other"], LIMIT_S) == []
+    assert not base.alone
+    other.process.kill()
+    until(lambda: base.alone, "it to say so")
+    until(lambda: any("'base' sees no other node" in text for text in caplog.messages), "the warning")
+    join("third")
+    until(lambda: not base.alone, "it to see another one")
+    assert sum("sees no other node" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("kind", ["local", "router"])
+def test_idle_connections_do_not_block_new_nodes(child: Start, mesh: str, kind: str) -> None:
+    """Connections that say nothing: Zenoh refuses all others while too many of them are in their handshake."""
+    with ExitStack() as stack:
+        if kind == "router":
+            endpoints, _ = stack.enter_context(router_process("--listen", "tcp/127.0.0.1:0"))
+            port, words = int(endpoints[0].rpartition(":")[2]), ["--connect", endpoints[0]]
+        else:
+            endpoints, port, words = [], seed_port(mesh), []
+        node = child(IDLE, endpoints)
+        assert node.receive() == "ready"
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S))
+        assert look(mesh, *words) == (0, ["node"], "")
+
+
+IDLE = """
+topology = Topology("client", tuple(arguments)) if arguments else None
+with Node("node", mesh=mesh, topology=topology) as node:
+    send("ready")
+    receive()
+"""

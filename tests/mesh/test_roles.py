@@ -1,4 +1,4 @@
-"""A role is asked: who answers, who stands in, and what is said when nobody does."""
+"""Requests to a role: the answering node, the fallback, and the error without an answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from roles import request_role
 
 from neuraxis.errors import InvalidArgument, MeshError, NobodyAnswered, RequestFailed
 from neuraxis.mesh import Node
-from neuraxis.mesh.roles import ask_role
 from tests.mesh.role_node import killed_when_asked, role_node, warm
 
 LONG_S = 20.0  # so long that nothing here depends on how fast the machine is
@@ -30,7 +30,7 @@ def mesh() -> str:
 
 
 class Band:
-    """Nodes that answer "work" with their own names, and remember what they were asked."""
+    """Nodes that answer "work" with their own names, and record the requests."""
 
     def __init__(self, stack: ExitStack, mesh: str) -> None:
         self.stack, self.mesh = stack, mesh
@@ -55,22 +55,22 @@ def test_the_first_that_came_with_the_role_answers(band: Band):
     band.add("zoe", "language")
     band.add("adam", "language")
     band.add("eye", "vision")
-    assert ask_role(band.caller, "language", "work", {"x": 1}) == ("zoe", "zoe")
-    assert ask_role(band.caller, "vision", "work", 2) == ("eye", "eye")
+    assert request_role(band.caller, "language", "work", {"x": 1}) == ("zoe", "zoe")
+    assert request_role(band.caller, "vision", "work", 2) == ("eye", "eye")
     assert band.asked == [("zoe", {"x": 1}), ("eye", 2)]
 
 
-def test_a_role_that_is_declared_beside_the_first_one_counts(band: Band):
+def test_a_second_declared_role_counts(band: Band):
     band.add("other", "motor")
     band.add("ear", "audio", roles=("speech", "language"))
-    assert ask_role(band.caller, "language", "work") == ("ear", "ear")
+    assert request_role(band.caller, "language", "work") == ("ear", "ear")
 
 
 def test_one_that_has_left_is_not_asked(band: Band):
     first = band.add("first", "language")
     band.add("second", "language")
     first.close()
-    assert ask_role(band.caller, "language", "work") == ("second", "second")
+    assert request_role(band.caller, "language", "work") == ("second", "second")
     assert band.asked == [("second", None)]
 
 
@@ -80,7 +80,7 @@ def test_one_that_is_killed_while_it_answers_makes_room_for_the_next(band: Band,
         band.add("second", "language")
         begun = time.monotonic()
         with killed_when_asked(process):
-            assert ask_role(band.caller, "language", "work", 5, timeout=2 * LONG_S) == ("second", "second")
+            assert request_role(band.caller, "language", "work", 5, timeout=2 * LONG_S) == ("second", "second")
         assert time.monotonic() - begun < LONG_S  # it was noticed, not waited for
     assert band.asked == [("second", 5)]
 
@@ -89,21 +89,21 @@ def test_one_that_does_not_serve_the_topic_makes_room_and_then_the_default_node_
     band.add("first", "language", serves="other")
     band.add("second", "language", serves=None)
     band.add("lang", "fallback")
-    assert ask_role(band.caller, "language", "work", 1, LONG_S, default_node="lang") == ("lang", "lang")
-    assert ask_role(band.caller, "nobody-has-this", "work", 2, LONG_S, default_node="lang") == ("lang", "lang")
+    assert request_role(band.caller, "language", "work", 1, LONG_S, default_node="lang") == ("lang", "lang")
+    assert request_role(band.caller, "nobody-has-this", "work", 2, LONG_S, default_node="lang") == ("lang", "lang")
     assert band.asked == [("lang", 1), ("lang", 2)]
 
 
-def test_one_that_is_stuck_leaves_time_for_the_others(band: Band):
+def test_a_stuck_node_leaves_time_to_ask_the_others(band: Band):
     release = threading.Event()
     stuck = band.add("stuck", "language", serves=None)
     stuck.serve("work", lambda message: release.wait(LONG_S))
     band.add("next", "language")
     try:
-        assert ask_role(band.caller, "language", "work", 1, 1.0) == ("next", "next")
+        assert request_role(band.caller, "language", "work", 1, 1.0) == ("next", "next")
         stuck.serve("slow", lambda message: release.wait(LONG_S))
-        with pytest.raises(NobodyAnswered, match=r"did not answer within .*does not serve 'slow'") as caught:
-            ask_role(band.caller, "language", "slow", 1, 1.0)
+        with pytest.raises(NobodyAnswered, match=r"no answer within .*does not serve 'slow'") as caught:
+            request_role(band.caller, "language", "slow", 1, 1.0)
         assert list(caught.value.tried) == ["stuck", "next"]
     finally:
         release.set()
@@ -116,11 +116,11 @@ def test_the_timeout_is_for_all_together(band: Band):
     try:
         begun = time.monotonic()
         with pytest.raises(NobodyAnswered) as caught:
-            ask_role(band.caller, "language", "work", None, 0.8)
+            request_role(band.caller, "language", "work", None, 0.8)
         took = time.monotonic() - begun
         assert 0.7 < took < 3.0  # not 4 times 0.8
         assert list(caught.value.tried) == ["n0", "n1", "n2", "n3"]
-        assert all("did not answer within" in why for why in caught.value.tried.values())
+        assert all("no answer within" in why for why in caught.value.tried.values())
     finally:
         release.set()
 
@@ -130,14 +130,14 @@ def test_an_error_of_a_handler_is_its_answer(band: Band):
     first.serve("work", lambda message: {}[message.value])
     band.add("second", "language")
     with pytest.raises(RequestFailed, match="'work' of node 'first' failed: KeyError: 'cup'"):
-        ask_role(band.caller, "language", "work", "cup")
+        request_role(band.caller, "language", "work", "cup")
     assert band.asked == []
 
 
-def test_nobody_has_the_role(band: Band):
+def test_a_role_without_nodes(band: Band):
     band.add("eye", "vision")
     with pytest.raises(NobodyAnswered, match="no node here has it, and there is no default node") as caught:
-        ask_role(band.caller, "language", "work")
+        request_role(band.caller, "language", "work")
     assert (caught.value.role, caught.value.topic, caught.value.tried) == ("language", "work", {})
     assert isinstance(caught.value, MeshError)
 
@@ -145,10 +145,10 @@ def test_nobody_has_the_role(band: Band):
 def test_the_default_node_is_not_here_either(band: Band):
     band.add("first", "language", serves=None)
     with pytest.raises(NobodyAnswered) as caught:
-        ask_role(band.caller, "language", "work", default_node="lang")
+        request_role(band.caller, "language", "work", default_node="lang")
     assert list(caught.value.tried) == ["first", "lang"]
-    assert "is there, but does not serve 'work'" in caught.value.tried["first"]
-    assert "no such node is on the mesh" in caught.value.tried["lang"]
+    assert "is on the mesh, but does not serve 'work'" in caught.value.tried["first"]
+    assert "no longer, on the mesh" in caught.value.tried["lang"]
     assert all(word in str(caught.value) for word in ("first: ", "lang: ", "'language'"))
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.tried) == (str(caught.value), caught.value.tried)
@@ -156,17 +156,17 @@ def test_the_default_node_is_not_here_either(band: Band):
 
 def test_a_node_can_be_its_own_default(band: Band):
     band.caller.serve("work", lambda message: message.value + 1)
-    assert ask_role(band.caller, "language", "work", 41, default_node="caller") == (42, "caller")
+    assert request_role(band.caller, "language", "work", 41, default_node="caller") == (42, "caller")
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, True, "1", float("nan")])
 def test_a_timeout_is_a_number_of_seconds(band: Band, timeout: object):
     with pytest.raises(InvalidArgument, match="timeout="):
-        ask_role(band.caller, "language", "work", None, timeout)  # type: ignore[arg-type]
+        request_role(band.caller, "language", "work", None, timeout)  # type: ignore[arg-type]
 
 
 def test_names_are_checked(band: Band):
     with pytest.raises(InvalidArgument, match="role="):
-        ask_role(band.caller, "a b", "work")
+        request_role(band.caller, "a b", "work")
     with pytest.raises(InvalidArgument, match="default_node="):
-        ask_role(band.caller, "language", "work", default_node="*")
+        request_role(band.caller, "language", "work", default_node="*")

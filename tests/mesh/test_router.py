@@ -1,4 +1,4 @@
-"""A router in this process, two that find each other, and what it says when it cannot."""
+"""A router in this process, two connected routers, and errors of a router that cannot start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neuraxis.errors import InvalidArgument, MeshError
 from neuraxis.mesh.certificates import init_keys
 from neuraxis.mesh.router import Router
 from neuraxis.mesh.topology import Tls
-from tests.mesh.raw import Ear, fence, say_until_heard, session, until, warm
+from tests.mesh.raw import Recorder, fence, publish_until_received, session, until, warm
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,10 +31,10 @@ def test_clients_meet_at_a_router() -> None:
         session(router.endpoints) as other,
     ):
         assert port_of(router.endpoints[0]) > 0
-        heard = Ear(one, "neuraxis/m/**")
+        recorder = Recorder(one, "neuraxis/m/**")
         fence(one)
         other.put("neuraxis/m/a/b", "hello")
-        assert heard.wait("hello") == [("neuraxis/m/a/b", "hello")]
+        assert recorder.wait("hello") == [("neuraxis/m/a/b", "hello")]
         assert router.peer_count() == 2
 
 
@@ -48,21 +48,21 @@ def test_it_listens_at_several_places_and_each_has_its_port() -> None:
 
 def test_by_default_it_is_on_this_machine_only() -> None:
     with socket.socket() as holder:
-        # Whoever has the port, we or a router that runs here, it is this one that is asked for.
+        # The address is in use, by this test or by a router that runs here.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind(("127.0.0.1", 7447))
             holder.listen()
         except OSError:
             pass
-        with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:7447: the address is taken"):
+        with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:7447: the address is in use"):
             Router()
 
 
 def test_closing_frees_the_port() -> None:
     router = Router(["tcp/127.0.0.1:0"])
     again = list(router.endpoints)
-    with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:\d+: the address is taken"):
+    with pytest.raises(MeshError, match=r"cannot listen at tcp/127\.0\.0\.1:\d+: the address is in use"):
         Router(again)
     router.close()
     router.close()
@@ -74,7 +74,7 @@ def test_closing_frees_the_port() -> None:
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_two_routers_pass_messages_on(tmp_path: Path, secured: bool) -> None:
-    """In either order of starting; a client of one hears a client of the other."""
+    """In either order of starting: a client of one receives messages of a client of the other."""
     tls = None
     if secured:
         init_keys(tmp_path, ["vision"])
@@ -91,16 +91,16 @@ def test_two_routers_pass_messages_on(tmp_path: Path, secured: bool) -> None:
             session(second.endpoints, **keys) as other,
         ):
             until(lambda: first.peer_count() == second.peer_count() == 2, "the routers to meet")
-            heard = Ear(one, "neuraxis/m/**")
-            said = other.declare_publisher("neuraxis/m/a/b")
-            say_until_heard(said, heard, "across")
-            assert set(heard.heard) == {("neuraxis/m/a/b", "across")}
+            recorder = Recorder(one, "neuraxis/m/**")
+            publisher = other.declare_publisher("neuraxis/m/a/b")
+            publish_until_received(publisher, recorder, "across")
+            assert set(recorder.received) == {("neuraxis/m/a/b", "across")}
         # A router that is gone is waited for.
         with Router([later], tls=tls) as second:
             until(lambda: second.peer_count() == 1, "the routers to meet again")
 
 
-def test_beyond_this_machine_keys_are_needed_or_that_none_are_wanted_is_said(tmp_path: Path) -> None:
+def test_beyond_loopback_keys_are_needed_or_an_explicit_opt_out(tmp_path: Path) -> None:
     for endpoint in ("tcp/0.0.0.0:0", "tcp/[::]:0", "udp/0.0.0.0:0", "tcp/192.0.2.1:7447", "tcp/robot.invalid:7447"):
         with pytest.raises(InvalidArgument, match="--insecure"):
             Router([endpoint])
@@ -142,7 +142,7 @@ def test_addresses_that_cannot_be() -> None:
 
 
 def test_rules_need_keys_and_a_file_that_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="keys are needed"):
+    with pytest.raises(InvalidArgument, match="Pass the keys as well"):
         Router(["tcp/127.0.0.1:0"], acl=tmp_path / "acl.json5")
     init_keys(tmp_path)
     tls = Tls.from_folder(tmp_path, "router")
@@ -173,5 +173,5 @@ def test_a_native_configuration_is_used_as_it_is(tmp_path: Path) -> None:
         Router(zenoh_config=tmp_path / "none.json5")
     # What protects must not be passed over in silence.
     for options in ({"listen": [endpoint]}, {"connect": [endpoint]}, {"insecure": True}, {"acl": file}):
-        with pytest.raises(InvalidArgument, match="it is used as it is"):
+        with pytest.raises(InvalidArgument, match="cannot be combined with other options"):
             Router(zenoh_config=file, **options)

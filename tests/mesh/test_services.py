@@ -1,4 +1,4 @@
-"""Questions end with an answer or a clear error, told apart from each other; none is carried out twice."""
+"""Requests end with a reply or a specific error, and none is executed twice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from neuraxis.errors import MeshClosed, MeshError, NobodyServes, NodeGone, Reque
 from neuraxis.mesh import Node
 from neuraxis.mesh import services as services_module
 from neuraxis.mesh.counts import Counts
+from neuraxis.mesh.keys import serve_key
 from neuraxis.mesh.messages import Message
 from neuraxis.mesh.services import Service
+from neuraxis.wire.envelope import seal_envelope
 from tests.mesh.conftest import LIMIT_S, Child, meet, settle
 from tests.mesh.raw import until
 
@@ -27,10 +29,10 @@ Start = Callable[..., Child]
 SERVER = """
 with Node("server", mesh=mesh, announce=False) as node:
     node.serve("echo", lambda message: message.value)
-    node.serve("never", lambda message: (say("asked"), time.sleep(60)))
+    node.serve("never", lambda message: (send("asked"), time.sleep(60)))
     node.announce()
-    say("ready")
-    hear()
+    send("ready")
+    receive()
 """
 
 
@@ -47,7 +49,7 @@ def pair(join: Join) -> tuple[Node, Node]:
 
 
 class Gate:
-    """A handler in which questions wait until they may go on."""
+    """A handler that blocks requests until they are released."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -97,7 +99,7 @@ def offer(node: Node, topic: str, handler: Callable[[Message], Any], **options: 
 # --- answers ---
 
 
-def test_answers_are_what_the_handler_returned(pair: tuple[Node, Node]) -> None:
+def test_a_request_returns_the_value_of_the_handler(pair: tuple[Node, Node]) -> None:
     server, client = pair
     asked: list[Message] = []
     offer(server, "echo", lambda message: (asked.append(message), message.value)[1])
@@ -153,7 +155,7 @@ def test_slow_answers_hold_up_others_only_when_all_threads_are_busy(pair: tuple[
     assert waits.done().answer == "quick"
 
 
-def test_thousands_of_questions_leave_nothing(pair: tuple[Node, Node]) -> None:
+def test_thousands_of_requests_leak_nothing(pair: tuple[Node, Node]) -> None:
     server, client = pair
     service = offer(server, "echo", lambda message: message.value)
     for number in range(100):
@@ -169,11 +171,11 @@ def test_thousands_of_questions_leave_nothing(pair: tuple[Node, Node]) -> None:
         thread.join(3 * LIMIT_S)
     until(lambda: me.num_threads() <= before[0] + 1 and me.num_fds() <= before[1], "threads and descriptors to end")
     assert service.counts() == Counts(received=2200)
-    assert len(service._answered) == 0
+    assert len(service._answers) == 0
 
 
 def test_a_service_that_is_not_known_yet_is_found(join: Join, mesh: str) -> None:
-    """It may be known here that a node has come before it is known what it serves."""
+    """The presence of a node may be known before its services are."""
     base = join("base")
     answers: list[Any] = []
     base.on_join(lambda peer: answers.append(base.request(peer.name, "echo", peer.name, timeout=LIMIT_S)))
@@ -190,7 +192,7 @@ def test_a_service_that_is_not_known_yet_is_found(join: Join, mesh: str) -> None
 # --- errors ---
 
 
-def test_errors_are_told_apart(pair: tuple[Node, Node]) -> None:
+def test_each_failure_has_its_own_error(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate = Gate()
 
@@ -212,12 +214,12 @@ def test_errors_are_told_apart(pair: tuple[Node, Node]) -> None:
         client.request("server", "odd")
     with pytest.raises(RequestFailed, match="left"):
         client.request("server", "typed", {"left": "1", "right": 2})
-    with pytest.raises(MeshError, match="cannot be read"):
+    with pytest.raises(MeshError, match="cannot be decoded"):
         client.request("server", "typed", Sum(1, 2), type=int)
     for timeout in (LIMIT_S, 0.2):
         with pytest.raises(NobodyServes, match="does not serve 'nothing'"):
             client.request("server", "nothing", timeout=timeout)
-    with pytest.raises(NodeGone, match="no such node") as gone:
+    with pytest.raises(NodeGone, match="the node is not, or no longer, on the mesh") as gone:
         client.request("nobody", "echo", timeout=LIMIT_S)
     assert gone.value.node == "nobody"
     with pytest.raises(RequestTimeout, match=r"within 0\.2 s"):
@@ -239,36 +241,36 @@ def test_a_service_that_is_closed_is_served_no_more(pair: tuple[Node, Node]) -> 
     assert client.request("server", "echo", 1) == -1
 
 
-def test_a_node_that_dies_while_it_answers_is_gone(join: Join, child: Start) -> None:
+def test_a_node_that_dies_during_a_request_is_lost(join: Join, child: Start) -> None:
     client, server = join("client"), child(SERVER)
-    assert server.said() == "ready"
+    assert server.receive() == "ready"
     assert client.wait_for(["server"], LIMIT_S) == []
     assert client.request("server", "echo", [1], timeout=LIMIT_S) == [1]
     asking = Caller(client, "server", "never")
-    assert server.said() == "asked"
+    assert server.receive() == "asked"
     server.process.kill()
     asking.done()
     assert isinstance(asking.error, NodeGone), asking.error
     with pytest.raises(NodeGone):
         client.request("server", "echo", 1, timeout=LIMIT_S)
     anew = child(SERVER)
-    assert anew.said() == "ready"
+    assert anew.receive() == "ready"
     assert client.wait_for(["server"], LIMIT_S) == []
     assert client.request("server", "echo", [2], timeout=LIMIT_S) == [2]
 
 
-def test_a_node_that_stands_still_is_gone_after_its_lease(join: Join, child: Start) -> None:
+def test_a_stopped_node_is_lost_after_its_lease(join: Join, child: Start) -> None:
     client, server = join("client"), child(SERVER)
-    assert server.said() == "ready"
+    assert server.receive() == "ready"
     assert client.wait_for(["server"], LIMIT_S) == []
     asking = Caller(client, "server", "never")
-    assert server.said() == "asked"
+    assert server.receive() == "asked"
     server.stop()
     asking.done()
     assert isinstance(asking.error, NodeGone), asking.error
 
 
-def test_closing_with_questions_under_way(pair: tuple[Node, Node]) -> None:
+def test_closing_with_pending_requests(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate, stuck = Gate(), threading.Event()
     offer(server, "gate", gate)
@@ -287,7 +289,7 @@ def test_closing_with_questions_under_way(pair: tuple[Node, Node]) -> None:
     stuck.set()
 
 
-def test_who_asks_may_be_closed_meanwhile(pair: tuple[Node, Node]) -> None:
+def test_the_requesting_node_may_close_during_a_request(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate = Gate()
     offer(server, "gate", gate)
@@ -302,7 +304,7 @@ def test_who_asks_may_be_closed_meanwhile(pair: tuple[Node, Node]) -> None:
     other.close()
 
 
-def test_too_many_questions_hold_up_nothing_else(pair: tuple[Node, Node]) -> None:
+def test_too_many_requests_do_not_block_other_topics(pair: tuple[Node, Node]) -> None:
     server, client = pair
     gate = Gate()
     offer(server, "gate", gate, threads=1)
@@ -311,7 +313,9 @@ def test_too_many_questions_hold_up_nothing_else(pair: tuple[Node, Node]) -> Non
     settle(server)
     ended: list[Any] = []
     for number in range(1500):
-        client.session.get(f"neuraxis/{client.mesh}/server/@serve/gate", ended.append, payload=b"", timeout=LIMIT_S)
+        client.session.get(
+            f"neuraxis/{client.mesh}/server/@serve/gate/@from/client", ended.append, payload=b"", timeout=LIMIT_S
+        )
         if number == 0:
             until(lambda: gate.inside == 1, "the first")
     assert client.request("server", "other", timeout=LIMIT_S) == "answer"
@@ -322,6 +326,43 @@ def test_too_many_questions_hold_up_nothing_else(pair: tuple[Node, Node]) -> Non
     assert gate.calls == 1001
 
 
+def test_an_error_that_cannot_be_written_reaches_the_requester_and_the_log(
+    pair: tuple[Node, Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no text")
+
+        __repr__ = __str__
+
+    server, client = pair
+    errors = iter([Mute(), Mute(), ValueError("not valid: \ud800"), ValueError("x" * 100_000)])
+
+    def handle(message: Message) -> None:
+        raise next(errors)
+
+    service = offer(server, "fail", handle)
+    for _ in "ab":
+        with pytest.raises(RequestFailed, match=r"failed: Mute: \(str\(\) of the exception raised") as caught:
+            client.request("server", "fail")
+    assert caught.value.kind == "Mute"
+    with pytest.raises(RequestFailed, match=r"failed: ValueError: not valid: \\ud800"):
+        client.request("server", "fail")
+    with pytest.raises(RequestFailed) as caught:
+        client.request("server", "fail")
+    assert len(str(caught.value)) < 21_000
+    assert service.counts().handler_errors == 4
+    assert "in handle\n    raise next(errors)" in caplog.text  # one traceback in ten seconds
+
+
+def test_old_names_work_for_now(pair: tuple[Node, Node]) -> None:
+    with pytest.deprecated_call(match="next_request_number"):
+        first = pair[0].next_question()
+    assert pair[0].next_request_number() == first + 1
+    with pytest.deprecated_call(match="incarnations"):
+        assert pair[0].lives("client") == pair[0].incarnations("client") == [pair[0].peer("client")]
+
+
 # --- at most once ---
 
 
@@ -329,7 +370,7 @@ def test_a_question_that_is_asked_again_is_not_carried_out_again(pair: tuple[Nod
     server, client = pair
     gate = Gate()
     service = offer(server, "gate", gate)
-    number = client.next_question()
+    number = client.next_request_number()
     with pytest.raises(RequestTimeout):
         client.request("server", "gate", "once", timeout=0.1, again=number)
     waiting = Caller(client, "server", "gate", "once", again=number)
@@ -338,13 +379,53 @@ def test_a_question_that_is_asked_again_is_not_carried_out_again(pair: tuple[Nod
     assert client.request("server", "gate", "once", again=number) == "once"
     assert gate.calls == 1
     assert service.counts().repeated == 2
-    assert client.request("server", "gate", "twice", again=client.next_question()) == "twice"
+    assert client.request("server", "gate", "twice", again=client.next_request_number()) == "twice"
     assert client.request("server", "gate", "unnumbered") == "unnumbered"
     assert client.request("server", "gate", "unnumbered") == "unnumbered"
     other = join("other")
     meet(server, other)
     assert other.request("server", "gate", "of another", again=number) == "of another"
     assert gate.calls == 5
+
+
+def test_repeats_of_a_question_that_hangs_take_no_threads(pair: tuple[Node, Node]) -> None:
+    server, client = pair
+    gate = Gate()
+    service = offer(server, "gate", lambda message: "quick" if message.value == "other" else gate(message), threads=2)
+    number = client.next_request_number()
+    first = Caller(client, "server", "gate", "hangs", again=number)
+    until(lambda: gate.inside == 1, "the first question to begin")
+    repeats = [Caller(client, "server", "gate", "hangs", again=number) for _ in range(6)]
+    try:
+        until(lambda: service.counts().repeated >= 6, "the repeats to come")
+        assert client.request("server", "gate", "other", timeout=LIMIT_S) == "quick"
+        with service._changed:
+            assert [len(parked) for parked in service._in_progress.values()] == [4]  # the others ask again
+    finally:
+        gate.open.set()
+    assert first.done().answer == "hangs"
+    assert [one.done().answer for one in repeats] == ["hangs"] * 6
+    assert gate.calls == 1
+    assert service._in_progress == {}
+
+
+def test_repeats_of_a_question_that_fails_get_its_error_and_do_not_run_it(pair: tuple[Node, Node]) -> None:
+    server, client = pair
+    gate = Gate()
+
+    def handle(message: Message) -> None:
+        gate(message)
+        raise ValueError("no luck")
+
+    service = offer(server, "gate", handle, threads=2)
+    number = client.next_request_number()
+    callers = [Caller(client, "server", "gate", "fails", again=number) for _ in range(3)]
+    try:
+        until(lambda: service.counts().repeated == 2, "the repeats to come")
+    finally:
+        gate.open.set()
+    assert ["no luck" in str(one.done().error) for one in callers] == [True] * 3
+    assert gate.calls == 1
 
 
 def test_a_question_that_failed_may_be_asked_again(pair: tuple[Node, Node]) -> None:
@@ -358,37 +439,79 @@ def test_a_question_that_failed_may_be_asked_again(pair: tuple[Node, Node]) -> N
         return value
 
     offer(server, "moody", handle)
-    number = client.next_question()
+    number = client.next_request_number()
     with pytest.raises(RequestFailed, match="not yet"):
         client.request("server", "moody", again=number)
     assert client.request("server", "moody", again=number) == 7
     assert client.request("server", "moody", again=number) == 7
 
 
-def test_what_a_service_remembers_is_bounded(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reply_cache_is_bounded(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services_module, "_REMEMBERED", 10)
     monkeypatch.setattr(services_module, "_REMEMBERED_BYTES", 5000)
     server, client = pair
     service = offer(server, "echo", lambda message: message.value)
     for size in (10, 1000, 3):
         for _ in range(20):
-            client.request("server", "echo", bytes(size), again=client.next_question())
-        assert len(service._answered) == (5 if size == 1000 else 10)
-        assert service._answered_bytes == sum(len(answer) for answer, _ in service._answered.values()) <= 5000
-    assert service._under_way == set()
+            client.request("server", "echo", bytes(size), again=client.next_request_number())
+        answered = service._answers
+        assert len(answered) == (5 if size == 1000 else 10)
+        assert answered.nbytes == sum(len(answer) for _, (answer, _), _, _ in answered._entries.values()) <= 5000
+    assert service._in_progress == {}
 
 
-def test_what_a_service_remembers_is_forgotten_in_time(
-    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reply_cache_expires(pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services_module, "_REMEMBERED_S", 0.2)
     server, client = pair
     service = offer(server, "echo", lambda message: message.value)
-    first = client.next_question()
+    first = client.next_request_number()
     assert client.request("server", "echo", b"first", again=first) == b"first"
     assert client.request("server", "echo", b"other", again=first) == b"first"
     time.sleep(0.3)
-    client.request("server", "echo", b"last", again=client.next_question())
-    assert [answer for answer, _ in service._answered.values()] == [b"last"]
-    assert len(service._answered_at) == 1
-    assert service._answered_bytes == len(b"last")
+    client.request("server", "echo", b"last", again=client.next_request_number())
+    assert [answer for _, (answer, _), _, _ in service._answers._entries.values()] == [b"last"]
+    assert service._answers.nbytes == len(b"last")
+
+
+def test_one_sender_cannot_evict_the_cached_replies_of_another(
+    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services_module, "_REMEMBERED", 10)
+    monkeypatch.setattr(services_module, "_REMEMBERED_BYTES", 5000)
+    server, client = pair
+    calls: list[Any] = []
+    offer(server, "echo", lambda message: calls.append(message.node) or message.value)
+    first = client.next_request_number()
+    assert client.request("server", "echo", b"first", again=first) == b"first"
+    for _ in range(30):  # another sender, with more replies and bytes than the cache holds
+        server.request("server", "echo", bytes(1000), again=server.next_request_number())
+    assert client.request("server", "echo", b"again", again=first) == b"first"
+    assert calls == ["client", *["server"] * 30]
+
+
+def test_the_sender_of_a_request_is_taken_from_its_key(pair: tuple[Node, Node]) -> None:
+    server, client = pair
+    calls: list[Any] = []
+    service = offer(server, "act", lambda message: calls.append(message.node))
+    key = serve_key(server.mesh, "server", "act", "client")
+    start = key.removesuffix("client")
+    assert client.request("server", "act", again=7) is None
+    forged = seal_envelope(b"console", client.incarnation, 7, -1)
+    for wrong in (key, f"{start}*", f"{start}**", key.replace("/act/", "/*/"), key.replace("server", "*")):
+        assert list(client.session.get(wrong, payload=b"", attachment=forged, timeout=LIMIT_S)) == []
+    assert client.request("server", "act", again=7) is None  # a repeated request
+    assert client.request("server", "act") is None
+    assert calls == ["client", "client"]
+    assert sum(service.refused().values()) == service.counts().malformed == 5
+
+
+def test_the_time_of_a_request_is_bounded(pair: tuple[Node, Node]) -> None:
+    server, client = pair
+    ages: list[float] = []
+    offer(server, "act", lambda message: ages.append(message.age))
+    key = serve_key(server.mesh, "server", "act", "client")
+    for number, sent_ns in enumerate((-(2**63), 10**18 * 4)):
+        forged = seal_envelope(b"client", client.incarnation, number + 1, -1, 0, sent_ns)
+        assert len(list(client.session.get(key, payload=b"\xc0", attachment=forged, timeout=LIMIT_S))) == 1
+    assert 86_400 <= ages[0] < 86_400 + LIMIT_S
+    assert 0 <= ages[1] < LIMIT_S

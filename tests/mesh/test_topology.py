@@ -1,4 +1,4 @@
-"""How a process reaches the others: what is refused, what is passed on, and who does not hear whom."""
+"""Topologies: validation, options passed to Zenoh, and isolation of meshes."""
 
 from __future__ import annotations
 
@@ -58,17 +58,22 @@ def test_addresses_that_are_refused(endpoint: str, word: str) -> None:
             Topology(mode, listen=listen, connect=connect)
 
 
+def test_a_local_topology_refuses_a_router_instead_of_ignoring_it() -> None:
+    with pytest.raises(InvalidArgument, match='mode="client"'):
+        Topology(connect=("tcp/127.0.0.1:7447",))
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"mode": "star"}, "local, client, peer, router"),
         ({"mode": "client"}, "the address of a router"),
-        ({"mode": "client", "connect": "tcp/127.0.0.1:7447"}, "in a tuple"),
-        ({"mode": "peer", "listen": (7447,)}, "in a tuple"),
-        ({"zenoh_config": Path("a.json5"), "tls": KEYS}, "not with"),
-        ({"zenoh_config": Path("a.json5"), "acl": Path("acl.json5")}, "not with"),
-        ({"zenoh_config": Path("a.json5"), "connect": ("tcp/127.0.0.1:1",)}, "not with"),
-        ({"mode": "client", "connect": ("tcp/127.0.0.1:1",), "patience_s": 0}, "seconds"),
+        ({"mode": "client", "connect": "tcp/127.0.0.1:7447"}, "a tuple of"),
+        ({"mode": "peer", "listen": (7447,)}, "a tuple of"),
+        ({"zenoh_config": Path("a.json5"), "tls": KEYS}, "cannot be combined"),
+        ({"zenoh_config": Path("a.json5"), "acl": Path("acl.json5")}, "cannot be combined"),
+        ({"zenoh_config": Path("a.json5"), "connect": ("tcp/127.0.0.1:1",)}, "cannot be combined"),
+        ({"mode": "client", "connect": ("tcp/127.0.0.1:1",), "connect_timeout": 0}, "seconds"),
     ],
 )
 def test_topologies_that_are_refused(options: dict[str, Any], word: str) -> None:
@@ -103,8 +108,39 @@ def test_names_and_expressions() -> None:
     for expression in ("", "/a", "a/", "a//b", "a/***", 7):
         with pytest.raises(InvalidArgument, match="key_expression="):
             check_expression(expression)
+    for name in ("a" * 255, "a/" * 127 + "a"):
+        assert check_name(name, "name") == name
+    assert check_expression("a" * 1024) == "a" * 1024
+    for expression in ("a$*", "a#", "a?b", "a\n", "a\0", "\ud800"):
+        with pytest.raises(InvalidArgument, match="special meaning"):
+            check_expression(expression)
     assert message_key("mesh", "a/b", "c") == "neuraxis/mesh/a/b/c"
     assert relative("mesh", "neuraxis/mesh/a/b/c") == "a/b/c"
+
+
+def test_too_long_keys_are_refused(join: Join) -> None:
+    """Zenoh panics at keys of 65,536 bytes and more."""
+    node, long = join("node"), "a" * 70_000
+    refused: list[Callable[[], Any]] = [
+        lambda: Node(long),
+        lambda: Node("a", mesh=long),
+        lambda: Node("a", role=long),
+        lambda: Node("a", roles=[long]),
+        lambda: Node("a", roles=["b" * 200] * 100),
+        lambda: node.publish(long, 1),
+        lambda: node.subscribe(long),
+        lambda: node.subscribe("*/" * 1000 + "a"),
+        lambda: node.poll(long),
+        lambda: node.serve(long, print),
+        lambda: node.request(long, "topic"),
+        lambda: node.request("node", long),
+        lambda: node.wait_for_subscribers(long, 0.1),
+    ]
+    for call in refused:
+        with pytest.raises(InvalidArgument, match="Use ") as caught:
+            call()
+        assert len(str(caught.value)) < 300
+    assert node.peers() == []
 
 
 def test_rules_of_access_are_read_as_zenoh_reads_them(tmp_path: Path) -> None:
@@ -116,7 +152,7 @@ def test_rules_of_access_are_read_as_zenoh_reads_them(tmp_path: Path) -> None:
     assert session_config(topology, "mesh")["access_control"]["default_permission"] == "deny"
     for content in ("{}", "{access_control: {enabled: false}}", "{mode: 'router'}"):
         path.write_text(content)
-        with pytest.raises(MeshError, match="access_control that is enabled"):
+        with pytest.raises(MeshError, match="access_control is missing or not enabled"):
             session_config(topology, "mesh")
     for content in ("{access_control: {enabled: tr", '{"rules": []}'):
         path.write_text(content)
@@ -132,7 +168,7 @@ def test_rules_of_access_are_read_as_zenoh_reads_them(tmp_path: Path) -> None:
     [
         Topology.local(),
         Topology.local(18001),
-        Topology("client", ("tcp/127.0.0.1:1", "tls/robot:2"), tls=KEYS, patience_s=3.5),
+        Topology("client", ("tcp/127.0.0.1:1", "tls/robot:2"), tls=KEYS, connect_timeout=3.5),
         Topology("peer", listen=("tcp/0.0.0.0:7447",), insecure=True),
         Topology("router", listen=("tls/0.0.0.0:7447",), tls=KEYS, acl=Path("acl.json5")),
         Topology(zenoh_config=Path("robot.json5")),
@@ -142,7 +178,7 @@ def test_a_topology_travels_as_plain_data(topology: Topology) -> None:
     assert Topology.from_data(json.loads(json.dumps(topology.as_data()))) == topology
 
 
-def test_options_say_which_topology_is_meant() -> None:
+def test_options_select_the_topology() -> None:
     assert Topology.from_options() == Topology.local() == Topology()
     assert Topology.from_options(["tcp/127.0.0.1:1"]).mode == "client"
     assert Topology.from_options(["tcp/127.0.0.1:1"], ["tcp/127.0.0.1:2"]).mode == "peer"
@@ -181,13 +217,13 @@ def test_local_meshes_are_on_loopback_only(join: Join) -> None:
     assert seed_port(node.mesh) in {address.port for address in listening}
 
 
-# --- who is not there, and who does not hear whom ---
+# --- missing routers, and separate meshes ---
 
 
-def test_a_client_without_a_router_is_told(mesh: str) -> None:
+def test_a_client_without_a_router_raises(mesh: str) -> None:
     begun = time.monotonic()
     with pytest.raises(MeshError, match=r"no router answered at tcp/127\.0\.0\.1:\d+ within 0\.5 s"):
-        Node("node", mesh=mesh, topology=client_of(free_endpoint(), patience_s=0.5))
+        Node("node", mesh=mesh, topology=client_of(free_endpoint(), connect_timeout=0.5))
     assert 0.4 < time.monotonic() - begun < LIMIT_S / 2
 
 
@@ -195,25 +231,25 @@ def test_a_client_waits_for_a_router_that_comes(child: Start, mesh: str) -> None
     endpoint = free_endpoint()
     waits = child(
         """
-        say("waits")
-        with Node("node", mesh=mesh, topology=Topology("client", (arguments,), patience_s=20.0)) as node:
-            say(node.connected)
+        send("waits")
+        with Node("node", mesh=mesh, topology=Topology("client", (arguments,), connect_timeout=20.0)) as node:
+            send(node.connected)
         """,
         endpoint,
     )
-    assert waits.said() == "waits"
+    assert waits.receive() == "waits"
     with Router([endpoint]):
-        assert waits.said() is True
+        assert waits.receive() is True
 
 
-def test_a_port_that_is_taken_is_told(mesh: str) -> None:
+def test_a_used_port_raises(mesh: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"tcp/127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(MeshError, match="cannot be opened"):
             Node("node", mesh=mesh, topology=Topology("peer", listen=(taken,)))
 
 
-def test_two_meshes_on_one_router_do_not_hear_each_other(join: Join, mesh: str) -> None:
+def test_two_meshes_on_one_router_are_separate(join: Join, mesh: str) -> None:
     with Router(["tcp/127.0.0.1:0"]) as router:
         topology = client_of(router.endpoints[0])
         nodes = {}
@@ -248,7 +284,7 @@ def test_a_client_fails_over_to_its_second_router(join: Join) -> None:
             two = join("two", topology=Topology("client", both[::-1]))
             channel = two.subscribe("one/*")
             meet(one, two)
-            one.publish("mode", 0, "state")
+            one.publish("mode", 0, "event")
             assert channel.get(LIMIT_S).value == 0
         finally:
             first.close()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network import LARGEST_NORMAL, Constant, LogNormal, Normal, Uniform, Values, as_distribution
+from neuraxis.network import Constant, LogNormal, Normal, Uniform, Values
+from neuraxis.network.distributions import LARGEST_NORMAL, as_distribution
 
 EVERY = [
     Constant(-2.5),
@@ -47,7 +48,7 @@ def drawn(distribution, count=200_000):
 
 
 @pytest.mark.parametrize("distribution", EVERY, ids=repr)
-def test_what_a_distribution_says_of_itself_is_what_is_drawn(distribution):
+def test_drawn_values_match_the_stated_bounds_and_mean(distribution):
     values = drawn(distribution)
     low, high = distribution.bounds()
     assert low <= values.min()
@@ -132,7 +133,7 @@ def test_numbers_and_arrays_become_distributions(value, expected):
 @pytest.mark.parametrize(
     "value", [True, np.True_, None, "1.0", b"1", 1j, Normal, {1.0}, ["a"], [True], [1j], [[1], [1, 2]]]
 )
-def test_what_is_no_number_is_refused(value):
+def test_nan_and_infinity_are_refused(value):
     with pytest.raises(InvalidType, match="the_weight"):
         as_distribution(value, "the_weight")
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network import array_to_steps, to_steps
-from neuraxis.network.grid import HIGHEST_STEP, at_least_one_step
+from neuraxis.network.grid import HIGHEST_STEP, array_to_steps, at_least_one_step, to_steps
 
 
 @pytest.mark.parametrize(

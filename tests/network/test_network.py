@@ -10,7 +10,7 @@ import pytest
 
 import neuraxis.network
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network import AllToAll, FixedInDegree, Network, Neuromodulator, OneToOne
+from neuraxis.network import AllToAll, FixedInDegree, Network, Neuromodulator, NeuronModel, OneToOne
 from tests.network.neurons import one_of_everything, one_receptor, pair, two_receptors
 
 
@@ -60,7 +60,7 @@ def test_populations_of_another_network_are_refused():
         lambda: network.modulate(other["E"], "dopamine", 1.0),
         lambda: network.exponent(other["E"], "excitatory"),
     ):
-        with pytest.raises(InvalidArgument, match="belongs to another network; its name will do"):
+        with pytest.raises(InvalidArgument, match="belongs to another network; pass its name"):
             call()
     assert network == other
 
@@ -81,7 +81,7 @@ def test_neuromodulators():
     ("call", "message"),
     [
         (lambda n: n.neuromodulator(""), "name=''"),
-        (lambda n: n.neuromodulator("dopamine"), "name='dopamine': there is a neuromodulator"),
+        (lambda n: n.neuromodulator("dopamine"), "name='dopamine': a neuromodulator of this name"),
         (lambda n: n.neuromodulator("x", tau_ms=0.0), r"tau_ms=0\.0"),
         (lambda n: n.neuromodulator("x", baseline=float("inf")), "baseline=inf"),
         (lambda n: n.modulate("E", "dopamin", 1.0), "did you mean 'dopamine'"),
@@ -132,21 +132,40 @@ def test_each_receptor_has_a_scale_for_all_that_arrives_there():
         network.exponent("E", "input")
 
 
-def test_what_would_overflow_is_refused_at_the_call():
+def test_weights_that_no_scale_holds_are_refused_at_the_call():
     network = Network()
     network.population("many", 600_000, one_receptor)
     network.population("few", 10, one_receptor)
     network.connect("many", "many", FixedInDegree(1000), 1.0)
+    network.connect("many", "few", AllToAll(), 1.0)
+    network.poisson("many", 10.0, 1e-6)
+    network.poisson("many", 10.0, 1e6)
+    first, *others = network.accumulators("many")
+    assert first.exponent > max(one.exponent for one in others)
     same = copy.deepcopy(network)
-    with pytest.raises(InvalidArgument, match=r"'input' of population 'few': projection 'many->few'.*600,000 spikes"):
-        network.connect("many", "few", AllToAll(), 1.0)
-    with pytest.raises(
-        InvalidArgument, match=r"'input' of population 'many': poisson into 'many'.*projection 'many->many'"
-    ):
-        network.poisson("many", 10.0, 1e-6)
-    with pytest.raises(InvalidArgument, match=r"projection 'many->many'.*poisson into 'many'"):
-        network.poisson("many", 10.0, 1e6)
+    with pytest.raises(InvalidArgument, match=r"'input' of population 'few': projection 'many->few#2'.*float32"):
+        network.connect("many", "few", FixedInDegree(10), 1e-35)
     assert network == same
+
+
+def test_a_neuron_has_no_more_accumulators_than_tables_have_room_for():
+    receptors = tuple(f"r{i}" for i in range(32))
+    source = f"def many({', '.join(('v', *receptors))}):\n    return False, v + {' + '.join(receptors)}\n"
+    model = NeuronModel("many", {"v": 0.0}, receptors, {}, source, ("v", *receptors), {})
+    network = Network()
+    network.population("c", 2, model)
+
+    def connect(receptor, weight):
+        network.connect("c", "c", FixedInDegree(100_000), weight, synapse=receptor)
+
+    for receptor in receptors[:-1]:
+        connect(receptor, 1.0)
+        connect(receptor, 1e-7)
+    connect(receptors[-1], 1.0)
+    assert len(network.accumulators("c")) == 63
+    with pytest.raises(InvalidArgument, match="63 are the most"):
+        connect(receptors[-1], 1e-7)
+    assert len(network.accumulators("c")) == 63
 
 
 def test_attributes_cannot_be_replaced():
@@ -166,7 +185,7 @@ def test_pickling_and_copying_keep_a_network():
         assert other == network
         assert str(other) == str(network)
         assert other.projections[0].pre is other["E"]  # what is one thing stays one thing
-        other.record(other.populations[0], "v_mv")  # and it can be gone on with
+        other.record(other.populations[0], "v_mv")  # and it can be extended
         assert other != network
         assert not other.projections[0].weight.array.flags.writeable
 
@@ -196,7 +215,7 @@ def test_every_public_name_is_there():
 def test_describing_loads_no_compiler_and_no_engine():
     code = (
         "import sys, neuraxis.network\n"
-        "heavy = ('numba', 'scipy', 'torch', 'neuraxis.comm', 'neuraxis.engine', 'neuraxis.execution')\n"
+        "heavy = ('numba', 'scipy', 'torch', 'neuraxis.comm', 'neuraxis.engine', 'neuraxis.simulation')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

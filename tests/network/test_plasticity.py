@@ -111,6 +111,6 @@ def test_rules_that_do_not(rules):
 
 
 @pytest.mark.parametrize("value", ["STDP", STDP, 1.0, [EVERY[0], None]])
-def test_what_is_no_rule(value):
+def test_values_that_are_no_rules_are_refused(value):
     with pytest.raises(InvalidType, match="plasticity="):
         as_plasticity(value)

@@ -38,7 +38,7 @@ def test_a_population_can_be_a_key():
     [
         ({"name": ""}, "name=''"),
         ({"name": " "}, "name=' '"),
-        ({"name": "E"}, "name='E': there is a population of this name already"),
+        ({"name": "E"}, "name='E': a population of this name exists already"),
         ({"n": 0}, "n=0: must be 1 or more"),
         ({"n": -3}, "n=-3"),
         ({"n": 2**31 - 4}, "n=2147483644: a network can have 2147483647 neurons"),

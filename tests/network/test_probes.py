@@ -47,7 +47,7 @@ def test_subsets(subset, ids):
     [
         ({"what": "v"}, "what='v'.*'spikes', 'v_mv', 'refractory'"),
         ({"what": ""}, "what=''"),
-        ({"every_ms": 1.0}, r"every_ms=1\.0: is for states"),
+        ({"every_ms": 1.0}, r"every_ms=1\.0: applies to states"),
         ({"what": "v_mv", "every_ms": 0.0}, r"every_ms=0\.0"),
         ({"what": "v_mv", "every_ms": 0.05}, r"every_ms=0\.05.*dt_ms=0\.1"),
         ({"what": "v_mv", "every_ms": float("nan")}, "every_ms=nan"),

@@ -27,7 +27,7 @@ from tests.network.test_rules import Coordinates
 REWARD = RewardSTDP(w_max=2.0, a_plus=0.1, a_minus=0.2, w_min=0.5)
 
 
-def test_a_projection_holds_what_was_said():
+def test_a_projection_has_its_arguments():
     network = pair()
     made = network.connect("E", network["I"], FixedInDegree(3), 0.5, 1.5, plasticity=TsodyksMarkram(u=0.25))
     assert (made.name, made.pre, made.post, made.index) == ("E->I", network["E"], network["I"], 0)
@@ -46,7 +46,7 @@ def test_autapses_are_left_out_of_the_expectation():
 def test_a_rule_knows_whether_it_connects_a_population_to_itself():
     network = pair()
     rule = FixedInDegree(8, multapses=False, autapses=False)
-    with pytest.raises(InvalidArgument, match=r"'E->E'.*only 7 sources beside the neuron itself"):
+    with pytest.raises(InvalidArgument, match=r"'E->E'.*only 7 sources besides the neuron itself"):
         network.connect("E", "E", rule, 1.0)
     network.connect("E", "I", rule, 1.0)
 
@@ -109,7 +109,7 @@ def test_values_for_single_synapses(rule, count):
 @pytest.mark.parametrize("rule", [PairwiseBernoulli(0.5), FixedInDegree(1), FixedOutDegree(1), FixedTotalNumber(8)])
 @pytest.mark.parametrize("argument", ["weight", "delay_ms"])
 def test_drawn_synapses_take_no_values(rule, argument):
-    with pytest.raises(InvalidArgument, match=f"{argument}: an array does not go with {type(rule).__name__}"):
+    with pytest.raises(InvalidArgument, match=f"{argument}: an array cannot be used with {type(rule).__name__}"):
         pair().connect("E", "E", rule, **{"weight": 1.0} | {argument: [1.0] * 8})
 
 
@@ -142,14 +142,14 @@ def test_a_sparse_matrix_is_rule_and_weight():
         ({"delay_ms": 7000.0}, "65535 steps"),
         ({"synapse": "excitatory"}, "'E->I': synapse='excitatory'.*'input'"),
         ({"name": ""}, "name=''"),
-        ({"name": "taken"}, "name='taken': there is a projection"),
+        ({"name": "taken"}, "name='taken': a projection of this name exists"),
         ({"plasticity": [STDP.additive(w_max=2.0)] * 2}, "at most one of STDP"),
         ({"plasticity": STDP.additive(w_max=0.5)}, "with STDP weights must be from 0 to w_max=0.5"),
         ({"plasticity": STDP.additive(w_max=2.0), "weight": -1.0}, "weights must be from 0"),
-        ({"plasticity": STDP.additive(w_max=2.0), "weight": Normal(1.0, 0.5, high=2.0)}, r"cut the weight with low="),
+        ({"plasticity": STDP.additive(w_max=2.0), "weight": Normal(1.0, 0.5, high=2.0)}, r"Limit the weight with low="),
         ({"plasticity": REWARD, "weight": 0.25}, "with RewardSTDP weights must be from 0.5"),
         ({"plasticity": HomeostaticScaling(5.0, w_max=0.5)}, "with HomeostaticScaling"),
-        ({"plasticity": REWARD}, r"modulator='dopamine': declare it first.*neuromodulator\('dopamine'\)"),
+        ({"plasticity": REWARD}, r"modulator='dopamine': add it first.*neuromodulator\('dopamine'\)"),
         ({"plasticity": HomeostaticScaling(5.0, w_max=2.0, every_ms=0.01)}, r"HomeostaticScaling\.every_ms=0\.01"),
     ],
 )
@@ -199,7 +199,7 @@ def test_rules_of_plasticity_are_found_by_kind():
     assert tiring.largest_weight == 2.0
 
 
-def test_weights_that_learn_count_with_what_they_can_become():
+def test_plastic_weights_count_with_their_bounds():
     network = pair()
     network.connect("E", "I", AllToAll(), 0.0, plasticity=STDP.additive(w_max=4.0))
     contribution = network.projections[0].contribution()

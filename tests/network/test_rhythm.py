@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network import Network
-from neuraxis.network.rhythm import CELLS, Rhythm, cosine_table
+from neuraxis.network.modulation import CELLS, Rhythm, cosine_table
 
 
 def exact_cosines():
@@ -100,11 +100,11 @@ def test_steps_may_be_numbers_of_numpy():
         (("r", math.nan), InvalidArgument, "frequency_hz"),
         (("r", "8"), InvalidType, "frequency_hz"),
         (("r", 8.0, math.inf), InvalidArgument, "phase"),
-        (("r", 8.0, 0.0, -1.1), InvalidArgument, "floor=-1.1: from -1 to below 1"),
+        (("r", 8.0, 0.0, -1.1), InvalidArgument, "floor=-1.1: must be from -1 to below 1"),
         (("r", 8.0, 0.0, 1.0), InvalidArgument, "floor=1"),
-        (("r", 5000.1), InvalidArgument, "frequency_hz=5000.1: a turn must take two steps of 0.1 ms or more"),
-        (("theta", 8.0), InvalidArgument, "'theta': there is a rhythm of this name already"),
-        (("dopamine", 8.0), InvalidArgument, "'dopamine': there is a neuromodulator of this name already"),
+        (("r", 5000.1), InvalidArgument, "frequency_hz=5000.1: a cycle must take two steps of 0.1 ms or more"),
+        (("theta", 8.0), InvalidArgument, "'theta': a rhythm of this name exists already"),
+        (("dopamine", 8.0), InvalidArgument, "'dopamine': a neuromodulator of this name exists already"),
     ],
 )
 def test_rhythms_that_cannot_be(arguments, error, message):
@@ -120,11 +120,11 @@ def test_rhythms_that_cannot_be(arguments, error, message):
 def test_a_neuromodulator_cannot_have_the_name_of_a_rhythm():
     network = Network()
     network.rhythm("theta", 8.0)
-    with pytest.raises(InvalidArgument, match="there is a rhythm of this name already"):
+    with pytest.raises(InvalidArgument, match="a rhythm of this name exists already"):
         network.neuromodulator("theta")
 
 
-def test_rhythms_are_part_of_what_a_network_is():
+def test_rhythms_are_part_of_the_identity_of_a_network():
     one, other = Network(), Network()
     made = one.rhythm("theta", 8.0, 0.25)
     assert one.rhythms == (made,)

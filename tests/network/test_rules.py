@@ -19,7 +19,7 @@ from neuraxis.network import (
 
 
 class Coordinates:
-    """What SciPy's sparse matrices give, without SciPy."""
+    """Like SciPy's sparse matrices, without SciPy."""
 
     def __init__(self, matrix):
         dense = np.asarray(matrix)
@@ -90,10 +90,10 @@ def test_values_can_be_given_where_synapses_are_listed():
     [
         (OneToOne(), (3, 4, False), "3 neurons cannot be paired with 4"),
         (FixedInDegree(5, multapses=False), (4, 9, False), r"FixedInDegree\.k=5.*only 4 sources"),
-        (FixedInDegree(4, multapses=False, autapses=False), (4, 4, True), r"k=4.*only 3 sources beside"),
+        (FixedInDegree(4, multapses=False, autapses=False), (4, 4, True), r"k=4.*only 3 sources besides"),
         (FixedInDegree(1, autapses=False), (1, 1, True), "only 0 sources"),
         (FixedOutDegree(5, multapses=False), (9, 4, False), r"FixedOutDegree\.k=5.*only 4 targets"),
-        (FixedOutDegree(4, multapses=False, autapses=False), (4, 4, True), "only 3 targets beside"),
+        (FixedOutDegree(4, multapses=False, autapses=False), (4, 4, True), "only 3 targets besides"),
         (FixedTotalNumber(13, multapses=False), (3, 4, False), r"FixedTotalNumber\.n=13.*only 12 pairs"),
         (FixedTotalNumber(7, multapses=False, autapses=False), (3, 3, True), "only 6 pairs"),
         (FixedTotalNumber(1, autapses=False), (1, 1, True), "no pair"),

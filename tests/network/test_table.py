@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import html
 import re
 
 from neuraxis.network import STDP, AllToAll, Constant, Explicit, FixedInDegree, Network, Normal, OneToOne, Values
-from neuraxis.network.table import brief
+from neuraxis.network.network import brief
 from tests.network.neurons import one_of_everything, two_receptors
 
 
@@ -62,14 +63,25 @@ def test_columns_are_aligned():
 
 def test_an_empty_network_prints_one_line():
     assert str(Network()) == "Network: 0 neurons in 0 populations, about 0 synapses in 0 projections; dt 0.1 ms, seed 0"
-    assert repr(Network()) == "Network(0 neurons in 0 populations, 0 projections, dt_ms=0.1, seed=0)"
+
+
+def test_a_prompt_and_a_notebook_show_the_same_tables():
+    network = one_of_everything()
+    assert repr(network) == str(network)
+    shown = network._repr_html_()
+    for part in str(network).split("\n\n")[1:]:
+        title, columns, *rows = cells(part)
+        assert f"<caption>{title[0]}</caption>" in shown
+        for cell in {cell for line in (columns, *rows) for cell in line}:
+            assert html.escape(cell) in shown
+    assert "<td>E-&gt;E</td>" in shown
 
 
 def test_large_numbers_are_readable():
     network = Network()
     network.population("E", 80_000, two_receptors)
     network.connect("E", "E", FixedInDegree(1000), 0.1)
-    assert "80,000 neurons in 1 populations, about 80,000,000 synapses" in str(network)
+    assert "80,000 neurons in 1 population, about 80,000,000 synapses" in str(network)
 
 
 def test_defaults_are_left_out():

@@ -1,4 +1,4 @@
-"""What the processes of these tests let each other call."""
+"""Functions and objects that the processes of these tests serve."""
 
 from __future__ import annotations
 
@@ -175,6 +175,9 @@ class Counter:
     def add(self, by: int = 1) -> int:
         self.value += by
         return self.value
+
+    def keep(self, other: RemoteObject | None) -> None:
+        self.other = other
 
     def fail(self) -> None:
         raise LookupError("of the counter")

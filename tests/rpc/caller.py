@@ -1,37 +1,24 @@
-"""A process of these tests: it connects to the test, starts its RPC context, and calls what it is told to."""
+"""A process of these tests: a rank with an RPC context and the functions of `tests.rpc.callees`."""
 
 from __future__ import annotations
 
-import multiprocessing.connection as mpc
-import os
-import socket
 import sys
-import traceback
 import warnings
+from typing import Any
 
-from tests.crew.worker import _answer, _next
-
-TIMEOUT_S = 30.0
+from tests.ranks.worker import CONTEXT_TIMEOUT_S, serve
 
 
 def main(address: str, backend: str) -> None:
-    stream = socket.socket(socket.AF_UNIX)
-    stream.connect(address)
-    connection = mpc.Connection(stream.detach())
-    connection.send(int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]))
-    warnings.simplefilter("error")
-    try:
-        import tests.rpc.callees  # noqa: F401  (what can be called)
-        from neuraxis.rpc import RpcContext
+    serve(address, lambda: _start_context(backend))
 
-        context = RpcContext(backend, timeout=TIMEOUT_S, threads=1).initialize()
-    except BaseException:
-        connection.send((False, traceback.format_exc()))
-        raise
-    connection.send((True, None))
-    with context:
-        while (order := _next(connection)) is not None:
-            connection.send(_answer(context, *order))
+
+def _start_context(backend: str) -> Any:
+    warnings.simplefilter("error")
+    import tests.rpc.callees  # noqa: F401 - registers the functions
+    from neuraxis.rpc import RpcContext
+
+    return RpcContext(backend, timeout=CONTEXT_TIMEOUT_S, threads=1).initialize()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Contexts of one test that meet on a mesh of their own, and waiting until something is so."""
+"""RPC contexts on a separate mesh per test, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def linger_after_calls(context: RpcContext, seconds: float) -> threading.Event:
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.01)

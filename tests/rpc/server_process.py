@@ -1,4 +1,4 @@
-"""A process that can be called, and killed: it serves what `callees` has, until its end."""
+"""A process that serves `callees` until it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that is asked again: it runs once, holds up nobody, and what is remembered of it does not pile up."""
+"""Repeated requests: each call runs once, blocks no other, and the reply cache stays bounded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from neuraxis.errors import CalleeDied, CallRefused, CallTimeout
 from neuraxis.rpc import RpcContext
+from neuraxis.rpc.calls import Number, Numbers
 from neuraxis.rpc.frames import Frame
-from neuraxis.rpc.housekeeping import Housekeeping
-from neuraxis.rpc.numbers import Number, Numbers
-from neuraxis.rpc.once import AtMostOnce, Standing
-from neuraxis.rpc.transport import Party
+from neuraxis.rpc.pool import Housekeeping
+from neuraxis.rpc.server import AtMostOnce, RequestState
+from neuraxis.rpc.transport import Endpoint
 from tests.rpc.meeting import Join, meeting, until
 
-ME, OTHER = Party("me", 7), Party("other", 9)
+ME, OTHER = Endpoint("me", 7), Endpoint("other", 9)
 
 
 @pytest.fixture
@@ -30,27 +30,27 @@ def join() -> Iterator[Join]:
 
 
 def ask_again_and_again(caller: RpcContext) -> None:
-    """As if the link to the callee broke and came back every moment: what is waited for is sent each time."""
-    line: Any = caller._transport._line  # type: ignore[union-attr]
-    line.look = lambda to, mark: True
+    """Repeat pending requests, as after a short loss of the link to the callee, at every moment."""
+    link: Any = caller._transport._link  # type: ignore[union-attr]
+    link.must_resend = lambda to, epoch: True
 
 
 def requests_taken(callee: RpcContext) -> list[int]:
     """The numbers of the requests that come to a context from now on."""
     transport: Any = callee._transport
     numbers: list[int] = []
-    take = transport._take
+    handle = transport._handle
 
     def counting(frame: Any, head: Any) -> None:
         numbers.append(head.number)
-        take(frame, head)
+        handle(frame, head)
 
-    transport._take = counting
+    transport._handle = counting
     return numbers
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_is_asked_again_takes_no_place_and_gets_the_first_ones_answer(join: Join, asynchronous: bool) -> None:
+def test_a_repeated_request_takes_no_slot_and_gets_the_first_reply(join: Join, asynchronous: bool) -> None:
     gate = threading.Event()
     ran: list[int] = []
 
@@ -80,7 +80,7 @@ def test_what_is_asked_again_takes_no_place_and_gets_the_first_ones_answer(join:
     assert ran == [1]
 
 
-def test_with_a_third_of_all_messages_lost_each_call_runs_once_and_nothing_is_left(join: Join) -> None:
+def test_with_a_third_of_all_messages_lost_each_call_runs_once_and_nothing_leaks(join: Join) -> None:
     ran: list[int] = []
     lost = random.Random(7)
 
@@ -93,8 +93,8 @@ def test_with_a_third_of_all_messages_lost_each_call_runs_once_and_nothing_is_le
     caller = join("caller")
     for context in (callee, caller):
         ask_again_and_again(context)
-        line: Any = context._transport._line  # type: ignore[union-attr]
-        line.send = lambda *what, send=line.send: lost.random() < 0.33 or send(*what)
+        link: Any = context._transport._link  # type: ignore[union-attr]
+        link.send = lambda *what, send=link.send: lost.random() < 0.33 or send(*what)
     futures = [caller.rpc_async("callee", "run", number) for number in range(50)]
     thing = caller.remote_object("callee", "Thing")
     assert [thing.value(), caller.rpc_sync("callee", "use", thing)] == [1, 1]
@@ -109,17 +109,17 @@ def test_one_that_cannot_be_asked_again_now_is_asked_later(join: Join) -> None:
     join("callee", {"wait": lambda: gate.wait(20)})
     caller = join("caller")
     ask_again_and_again(caller)
-    line: Any = caller._transport._line  # type: ignore[union-attr]
+    link: Any = caller._transport._link  # type: ignore[union-attr]
     future = caller.rpc_async("callee", "wait")
     tries: list[float] = []
 
-    def send(to: Party, lane: int, frame: Frame, timeout: float) -> None:
+    def send(to: Endpoint, channel: int, frame: Frame, timeout: float) -> None:
         tries.append(timeout)
-        raise CallTimeout("the line is busy", to.name)
+        raise CallTimeout("the link is busy", to.name)
 
-    line.send, before = send, line.send
+    link.send, before = send, link.send
     until(lambda: len(tries) > 2, "it to be asked again")
-    line.send = before
+    link.send = before
     assert not future.done()
     gate.set()
     assert future.wait(20) is True
@@ -149,7 +149,7 @@ def test_a_call_that_runs_is_not_refused_when_it_is_asked_again(join: Join) -> N
         caller.rpc_sync("callee", "wait")
 
 
-def test_what_waits_for_a_place_when_the_callee_leaves_is_refused(join: Join) -> None:
+def test_queued_calls_are_refused_when_the_callee_leaves(join: Join) -> None:
     gate, entered = threading.Event(), threading.Event()
     ran: list[int] = []
     callee = join("callee", {"wait": lambda: entered.set() or gate.wait(20), "run": lambda: ran.append(1)}, threads=1)
@@ -174,55 +174,55 @@ def test_one_long_call_does_not_make_the_callee_remember_all_others(join: Join) 
     long = caller.rpc_async("callee", "wait")
     for number in range(100):
         assert caller.rpc_sync("callee", "echo", number) == number
-    assert callee._server.once.remembered(caller._transport.me) <= 3  # type: ignore[union-attr]
+    assert callee._server.deduplication.remembered(caller._transport.me) <= 3  # type: ignore[union-attr]
     gate.set()
     assert long.wait(20) is True
 
 
-def test_a_caller_that_is_gone_is_forgotten(join: Join) -> None:
+def test_the_replies_to_a_lost_caller_are_dropped(join: Join) -> None:
     callee, caller = join("callee", {"echo": lambda value: value}), join("caller")
     assert caller.rpc_sync("callee", "echo", bytes(1000)) == bytes(1000)
-    assert len(callee._server.once) == 1
+    assert len(callee._server.deduplication) == 1
     caller.shutdown()
-    until(lambda: len(callee._server.once) == 0, "the caller to be forgotten")
+    until(lambda: len(callee._server.deduplication) == 0, "the caller to be forgotten")
 
 
 def test_one_that_is_cut_off_for_a_while_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuraxis.rpc.housekeeping._LOOK_S", 0.02)
+    monkeypatch.setattr("neuraxis.rpc.pool._CHECK_S", 0.02)
     once, gone = AtMostOnce(), {ME, OTHER}
-    for party in (ME, OTHER):
-        once.begin(party, 1, 1)
+    for endpoint in (ME, OTHER):
+        once.begin(endpoint, 1, 1)
     looks = []
 
-    def is_gone(party: Party) -> bool:
-        looks.append(party)
-        return party in gone
+    def is_gone(endpoint: Endpoint) -> bool:
+        looks.append(endpoint)
+        return endpoint in gone
 
     housekeeping = Housekeeping([(once, 0.2)], is_gone)
     try:
         until(lambda: ME in looks, "the first look")
         gone.remove(ME)
-        until(lambda: once.parties() == {ME}, "the other to be forgotten")
+        until(lambda: once.endpoints() == {ME}, "the other to be forgotten")
         looks.clear()
         until(lambda: len(looks) > 1, "another look")
-        assert once.begin(ME, 1, 1) is Standing.UNDER_WAY
+        assert once.begin(ME, 1, 1) is RequestState.IN_PROGRESS
     finally:
         housekeeping.close(20)
 
 
 def test_a_request_is_begun_once_and_answered_again() -> None:
     once, answer = AtMostOnce(), Frame(b"answer")
-    assert once.begin(ME, 1, 1) is Standing.NEW
-    assert once.begin(ME, 1, 1) is Standing.UNDER_WAY
+    assert once.begin(ME, 1, 1) is RequestState.NEW
+    assert once.begin(ME, 1, 1) is RequestState.IN_PROGRESS
     once.end(ME, 1, answer)
     assert once.begin(ME, 1, 1) is answer
-    assert once.begin(OTHER, 1, 1) is Standing.NEW  # another caller's
-    assert once.begin(ME, 3, 1) is Standing.NEW
-    assert once.begin(ME, 2, 1) is Standing.NEW  # one that was overtaken
+    assert once.begin(OTHER, 1, 1) is RequestState.NEW  # another caller's
+    assert once.begin(ME, 3, 1) is RequestState.NEW
+    assert once.begin(ME, 2, 1) is RequestState.NEW  # one that was overtaken
     once.end(ME, 2, answer)
     once.end(ME, 3, answer)
-    assert once.begin(ME, 4, 4) is Standing.NEW  # the caller waits for none of the others
-    with pytest.raises(ConnectionError, match="no longer there"):
+    assert once.begin(ME, 4, 4) is RequestState.NEW  # the caller waits for none of the others
+    with pytest.raises(ConnectionError, match="no longer available"):
         once.begin(ME, 3, 1)
     assert once.remembered(ME) == 1
     assert once.nbytes == 0
@@ -230,23 +230,23 @@ def test_a_request_is_begun_once_and_answered_again() -> None:
     assert once.nbytes == 0
 
 
-def test_all_is_settled_but_what_the_caller_still_waits_for() -> None:
+def test_only_pending_requests_stay_in_the_reply_cache() -> None:
     once, answer = AtMostOnce(), Frame(b"answer")
     for number in (1, 2, 3):
-        assert once.begin(ME, number, number, range(1, number)) is Standing.NEW
+        assert once.begin(ME, number, number, range(1, number)) is RequestState.NEW
     once.end(ME, 2, answer)
     once.end(ME, 3, answer)
-    assert once.begin(ME, 6, 6, [1, 3, 5]) is Standing.NEW
+    assert once.begin(ME, 6, 6, [1, 3, 5]) is RequestState.NEW
     assert once.remembered(ME) == 3  # 1, 3 and 6
     assert once.begin(ME, 3, 3, [1, 2]) is answer
-    assert once.begin(ME, 5, 5, [1, 3]) is Standing.NEW  # overtaken by 6, which has said that it is waited for
-    assert once.begin(ME, 1, 1) is Standing.UNDER_WAY
-    with pytest.raises(ConnectionError, match="no longer there"):
+    assert once.begin(ME, 5, 5, [1, 3]) is RequestState.NEW  # overtaken by 6, which has said that it is waited for
+    assert once.begin(ME, 1, 1) is RequestState.IN_PROGRESS
+    with pytest.raises(ConnectionError, match="no longer available"):
         once.begin(ME, 2, 2, [1])
 
 
 @given(st.data())
-def test_nothing_runs_twice_and_what_is_waited_for_is_answered_whatever_the_order(data: st.DataObject) -> None:
+def test_no_call_runs_twice_and_pending_ones_are_answered_in_any_order(data: st.DataObject) -> None:
     """Requests come late, twice, or not at all; the caller gives up some and goes on asking."""
     once, numbers = AtMostOnce(), Numbers()
     sent: list[Number] = []
@@ -265,10 +265,10 @@ def test_nothing_runs_twice_and_what_is_waited_for_is_answered_whatever_the_orde
             except CalleeDied:
                 assert number.value not in waited_for
                 continue
-            if standing is Standing.NEW:
+            if standing is RequestState.NEW:
                 assert number.value not in ran
                 ran[number.value] = None
-            elif standing is Standing.UNDER_WAY:
+            elif standing is RequestState.IN_PROGRESS:
                 assert ran[number.value] is None
             else:
                 assert standing is ran[number.value]
@@ -285,20 +285,20 @@ def test_nothing_runs_twice_and_what_is_waited_for_is_answered_whatever_the_orde
     assert once.remembered(ME) <= len(waited_for) + 1
 
 
-def test_the_oldest_answers_go_first_and_none_runs_again() -> None:
-    once = AtMostOnce(most_bytes=100)
+def test_the_oldest_replies_are_evicted_first_and_no_call_runs_again() -> None:
+    once = AtMostOnce(max_bytes=100)
     for number in (1, 2, 3):
-        assert once.begin(ME, number, 1) is Standing.NEW
+        assert once.begin(ME, number, 1) is RequestState.NEW
         once.end(ME, number, Frame(bytes(40)))
     assert once.nbytes == 80
-    with pytest.raises(ConnectionError, match="no longer there"):
+    with pytest.raises(ConnectionError, match="no longer available"):
         once.begin(ME, 1, 1)
     assert len(once.begin(ME, 2, 1)) == 40  # type: ignore[arg-type]
-    assert once.begin(ME, 4, 1) is Standing.NEW
+    assert once.begin(ME, 4, 1) is RequestState.NEW
     once.end(ME, 4, Frame(bytes(101)))  # more than all may have
     assert once.nbytes == 80
     once.forget(ME)
     assert (once.nbytes, len(once), once.remembered(ME)) == (0, 0, 0)
-    with pytest.raises(ConnectionError, match="no longer there"):  # it was only cut off, and comes back
+    with pytest.raises(ConnectionError, match="no longer available"):  # it was only cut off, and comes back
         once.begin(ME, 4, 1)
-    assert once.begin(ME, 5, 5) is Standing.NEW
+    assert once.begin(ME, 5, 5) is RequestState.NEW

@@ -1,4 +1,4 @@
-"""What a program does when a call is over holds up neither other calls nor the end of a context."""
+"""Callbacks of finished calls block neither other calls nor the shutdown of a context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from neuraxis.errors import CallCancelled, CallTimeout
-from neuraxis.rpc.threads import Threads
+from neuraxis.threads import Threads
 from tests.rpc.meeting import Join, meeting, until
 
 
@@ -66,7 +66,7 @@ def test_callbacks_of_a_call_run_in_their_order(join: Join) -> None:
 
 def test_a_context_ends_though_a_callback_does_not(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuraxis.rpc.context._END_S", 0.1)
-    gate, told = threading.Event(), threading.Event()
+    gate, called = threading.Event(), threading.Event()
     held, asked = threading.Event(), threading.Event()
     join("callee", {"held": lambda: asked.wait(20), "wait": lambda: gate.wait(20)})
     caller = join("caller")
@@ -79,14 +79,14 @@ def test_a_context_ends_though_a_callback_does_not(join: Join, monkeypatch: pyte
         late.result(20)
     assert held.wait(20)
     waiting = caller.rpc_async("callee", "wait")
-    waiting.add_done_callback(lambda _: told.set())
+    waiting.add_done_callback(lambda _: called.set())
     ending = threading.Thread(target=caller.shutdown)
     ending.start()
     ending.join(20)
     assert not ending.is_alive()
     with pytest.raises(CallCancelled):
         waiting.wait(20)
-    assert told.wait(20)
+    assert called.wait(20)
     gate.set()
 
 

@@ -1,4 +1,4 @@
-"""What failed, and whose failure it was: one's own call, the function, or a call that the function made."""
+"""Attribution of failures: to the call itself, the function, or a call that the function made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import (
     CallCancelled,
     CalleeGone,
@@ -21,9 +20,10 @@ from neuraxis.errors import (
     RpcError,
     UnknownFunction,
 )
-from neuraxis.rpc.failures import from_data, to_data
 from neuraxis.rpc.registry import Registry
-from tests.rpc.meeting import Join, meeting
+from neuraxis.wire.exceptions import from_data, to_data
+from neuraxis.wire.objects import Unreadable
+from tests.rpc.meeting import Join, meeting, until
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def test_an_error_that_cannot_be_described_is_one() -> None:
             raise KeyError("no")
 
     nasty = Nasty("n")
-    assert "its text cannot be made" in str(from_data(to_data(nasty, of_function=True), "callee"))
+    assert "of the exception raised" in str(from_data(to_data(nasty, of_function=True), "callee"))
     nasty.__notes__ = 5  # type: ignore[assignment]
     found = from_data(to_data(nasty, of_function=True), "callee")
     assert (type(found), "Nasty" in str(found)) == (RuntimeError, True)
 
 
-def test_what_is_no_failure_is_said_so() -> None:
+def test_results_that_are_no_failures() -> None:
     good = to_data(ValueError("v"), of_function=True)
     assert type(from_data(good, "callee")) is ValueError
     for bad in (None, [], {}, {**good, "text": 5}, {**good, "notes": [1]}, {**good, "args": {}}):
@@ -135,7 +135,7 @@ def test_what_is_no_failure_is_said_so() -> None:
 
 
 def test_a_result_that_is_refused_has_run(join: Join) -> None:
-    """So it is no CallRefused."""
+    """So the error is not CallRefused."""
     ran: list[int] = []
 
     def run(result: int) -> Any:
@@ -176,10 +176,10 @@ def test_an_async_function_is_run_to_its_end(join: Join) -> None:
     assert caller.remote_object("callee", "Server").twice(4) == 8
     with pytest.raises(KeyError):
         caller.rpc_sync("callee", "fail")
-    assert callee._pool._free == 1
+    until(lambda: callee._pool._free == 1, "the slot, which is released after the reply is sent")
 
 
-def test_a_name_stands_for_one_function() -> None:
+def test_a_name_is_registered_for_one_function() -> None:
     registry = Registry()
     source = "def work(): return {}\n"
     made: list[Any] = []
@@ -201,7 +201,7 @@ def test_a_name_stands_for_one_function() -> None:
     one, other = Thing(), Thing()
     registry.add("method", one.work)
     registry.add("method", one.work)
-    with pytest.raises(InvalidArgument, match="take another name"):
+    with pytest.raises(InvalidArgument, match="Use another name"):
         registry.add("method", other.work)
     with pytest.raises(NeuraxisError):
         registry.add("work", first, factory=True)

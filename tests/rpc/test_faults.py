@@ -1,4 +1,4 @@
-"""Callees that die, stop or leave, callers that shut down: an error that says which, and never a hang."""
+"""Callees that die, stop or leave, callers that shut down: a specific error, and never a hang."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from neuraxis.errors import (
     RemoteError,
 )
 from neuraxis.rpc import RpcContext, current_rpc_context, rpc_async, rpc_sync
-from neuraxis.rpc.backends import mesh_of_ranks
-from neuraxis.rpc.world import World
-from tests.crew import Crew
+from neuraxis.rpc.context import mesh_of_ranks
+from neuraxis.rpc.transport import World
+from tests.ranks import RankGroup
 from tests.rpc.callees import gate
 
 pytestmark = pytest.mark.alone
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.alone
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.01)
 
 
@@ -55,8 +55,8 @@ def stopped(context: RpcContext) -> None:
     assert rpc_sync(1, "echo", "it too") == "it too"
 
 
-def test_a_stopped_callee_is_a_timeout(crew: Crew) -> None:
-    crew.run(stopped)
+def test_a_stopped_callee_is_a_timeout(rank_group: RankGroup) -> None:
+    rank_group.run(stopped)
 
 
 def died(context: RpcContext) -> None:
@@ -79,28 +79,28 @@ def died(context: RpcContext) -> None:
     assert rpc_sync(0, "echo", "goes on") == "goes on"
 
 
-def test_a_killed_callee(crew: Crew) -> None:
-    if crew.backend == "mpi":
+def test_a_killed_callee(rank_group: RankGroup) -> None:
+    if rank_group.backend == "mpi":
         pytest.skip("mpirun ends all ranks when one dies")
-    crew.run(died)
-    crew.broken = True
+    rank_group.run(died)
+    rank_group.broken = True
 
 
 def nested_death(context: RpcContext) -> None:
     if context.rank == 0:
         with pytest.raises(RemoteError, match="CalleeDied") as raised:
             rpc_sync(2, "call_on", 1, "die")
-        assert raised.value.callee == "rank2"  # who was called is alive
+        assert raised.value.callee == "rank2"  # the callee is alive
         assert isinstance(raised.value.__cause__, CalleeDied)
         assert raised.value.__cause__.callee == "rank1"
         assert "'rank2'" in "".join(raised.value.__notes__)
 
 
-def test_the_death_of_the_callees_callee(crew: Crew) -> None:
-    if crew.backend == "mpi":
+def test_the_death_of_the_callees_callee(rank_group: RankGroup) -> None:
+    if rank_group.backend == "mpi":
         pytest.skip("mpirun ends all ranks when one dies")
-    crew.run(nested_death)
-    crew.broken = True
+    rank_group.run(nested_death)
+    rank_group.broken = True
 
 
 def leave_early(context: RpcContext) -> None:
@@ -126,9 +126,9 @@ def leave_early(context: RpcContext) -> None:
         assert not context.is_initialized
 
 
-def test_shutting_down_while_calls_are_under_way(crew: Crew) -> None:
-    crew.run(leave_early)
-    crew.broken = True
+def test_shutting_down_while_calls_are_under_way(rank_group: RankGroup) -> None:
+    rank_group.run(leave_early)
+    rank_group.broken = True
 
 
 def second_context(context: RpcContext) -> list[str]:
@@ -144,9 +144,9 @@ def second_context(context: RpcContext) -> list[str]:
         return [str(answer) for answer in answers]
 
 
-def test_two_contexts_one_after_the_other(crew: Crew) -> None:
-    assert crew.run(second_context) == [["1", "2"], ["0", "2"], ["0", "1"]]
-    crew.broken = True  # the first context is what it drives
+def test_two_contexts_one_after_the_other(rank_group: RankGroup) -> None:
+    assert rank_group.run(second_context) == [["1", "2"], ["0", "2"], ["0", "1"]]
+    rank_group.broken = True  # the first context is what it drives
 
 
 def agent_ends_first(context: RpcContext) -> str:
@@ -162,10 +162,10 @@ def agent_ends_first(context: RpcContext) -> str:
         return str(second.rpc_sync((second.rank + 1) % 3, "here"))
 
 
-@pytest.mark.parametrize("crew", ["tensorpipe"], indirect=True)
-def test_a_context_ends_though_torchs_agent_has(crew: Crew) -> None:
-    assert crew.run(agent_ends_first) == ["1", "2", "0"]
-    crew.broken = True
+@pytest.mark.parametrize("rank_group", ["tensorpipe"], indirect=True)
+def test_a_context_ends_though_torchs_agent_has(rank_group: RankGroup) -> None:
+    assert rank_group.run(agent_ends_first) == ["1", "2", "0"]
+    rank_group.broken = True
 
 
 def test_the_contexts_of_a_job_are_counted_apart_from_others() -> None:
@@ -207,4 +207,4 @@ def test_more_calls_than_can_wait_are_refused() -> None:
         assert outcomes.count(True) == 1001
         refused = [one for one in outcomes if one is not True]
         assert all(isinstance(one, CallRefused) for one in refused)
-        assert "1,000 calls are waiting" in str(refused[0])
+        assert "1,000 calls are queued" in str(refused[0])

@@ -1,4 +1,4 @@
-"""Handles in messages that nobody reads: what they stand for is freed nevertheless."""
+"""Handles in unread messages: their objects are freed nevertheless."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neuraxis.errors import CalleeDied, CallRefused, CallTimeout, InvalidArgumen
 from neuraxis.rpc import RemoteObject, RpcContext
 from neuraxis.rpc.messages import Operation
 from neuraxis.rpc.values import Values
-from tests.crew.stopping import go_on, stop
+from tests.ranks.stopping import resume, stop
 from tests.rpc.meeting import Join, meeting, until
 
 
@@ -44,7 +44,7 @@ def slow_maker(context: RpcContext, gate: threading.Event) -> Any:
     return make
 
 
-@pytest.mark.parametrize("how", ["cancelled", "too late", "too late in a lane", "too late to itself"])
+@pytest.mark.parametrize("how", ["cancelled", "too late", "too late on a channel", "too late to itself"])
 def test_in_a_reply_that_is_not_waited_for(join: Join, how: str) -> None:
     gate, made = threading.Event(), threading.Event()
     owner = join("owner", {"Thing": Thing, "echo": lambda value: value})
@@ -108,7 +108,7 @@ def test_in_a_request_that_cannot_be_read(join: Join) -> None:
     freed(owner)
 
 
-def test_in_what_cannot_be_sent(join: Join) -> None:
+def test_handles_in_unserializable_messages_are_released(join: Join) -> None:
     owner, callee = join("owner", {"Thing": Thing}), join("callee", {"use": len})
     thing, theirs = owner.remote_object("owner", "Thing"), callee.remote_object("owner", "Thing")
     for context, one, to in ((owner, thing, "callee"), (callee, theirs, "owner")):
@@ -133,19 +133,19 @@ def test_in_a_result_that_cannot_be_sent(join: Join) -> None:
     freed(owner)
 
 
-def test_an_answer_that_cannot_be_read_keeps_nothing_of_its_call(join: Join) -> None:
+def test_an_unreadable_reply_keeps_no_arguments_alive(join: Join) -> None:
     join("callee", {"echo": lambda value: value})
     caller = join("caller")
     values = caller._values
 
     def damaged(frame: Any, head: Any) -> Any:
-        return Values.decode(values, frame, head._replace(body=head.end - 1, table=head.end - 1))
+        return Values.decode(values, frame, head._replace(body=head.end - 1))
 
     values.decode = damaged  # type: ignore[method-assign]
     try:
         gc.disable()
         future = caller.rpc_async("callee", "echo", ["text"])
-        with pytest.raises(CalleeDied, match="cannot be read"):
+        with pytest.raises(CalleeDied, match="cannot be decoded"):
             future.wait(20)
         gone = weakref.ref(future)
         del future
@@ -154,7 +154,7 @@ def test_an_answer_that_cannot_be_read_keeps_nothing_of_its_call(join: Join) -> 
         gc.enable()
 
 
-def test_no_error_keeps_what_its_call_was_given(join: Join) -> None:
+def test_errors_do_not_keep_arguments_alive(join: Join) -> None:
     """An error that refers to itself keeps handles until the garbage collector comes by."""
     gate = threading.Event()
 
@@ -185,7 +185,7 @@ def test_no_error_keeps_what_its_call_was_given(join: Join) -> None:
     freed(owner)
 
 
-def test_an_object_is_let_go_while_all_places_are_taken(join: Join) -> None:
+def test_an_object_is_released_while_all_slots_are_busy(join: Join) -> None:
     gate, entered = threading.Event(), threading.Event()
     owner = join("owner", {"Thing": Thing, "wait": lambda: entered.set() or gate.wait(20)}, threads=1)
     caller = join("caller")
@@ -199,9 +199,9 @@ def test_an_object_is_let_go_while_all_places_are_taken(join: Join) -> None:
     assert waiting.wait(20) is True
 
 
-def test_an_object_is_let_go_of_an_owner_that_is_stopped_for_a_while(join: Join) -> None:
+def test_an_object_is_released_after_its_owner_was_stopped(join: Join) -> None:
     holder = join("holder")
-    mesh = holder._transport._line._node.mesh  # type: ignore[union-attr]
+    mesh = holder._transport._link._node.mesh  # type: ignore[union-attr]
     script = (
         "import sys; from neuraxis.rpc import RpcContext\n"
         f"with RpcContext(name='owner', mesh={mesh!r}) as owner:\n"
@@ -223,25 +223,25 @@ def test_an_object_is_let_go_of_an_owner_that_is_stopped_for_a_while(join: Join)
             del thing
             gc.collect()
             until(lambda: holder.names() == ["holder"], "the owner to be out of sight")
-            go_on(owner.pid)
+            resume(owner.pid)
             until(lambda: "owner" in holder.names(), "the owner to come back")
             until(lambda: holder.rpc_sync("owner", "kept") == 0, "the object to be freed")
         finally:
             owner.kill()
 
 
-def test_what_is_told_about_handles_is_looked_at(join: Join) -> None:
+def test_messages_about_handles_are_validated(join: Join) -> None:
     owner, caller = join("owner", {"Thing": Thing}), join("caller")
-    party = owner._transport.me  # type: ignore[union-attr]
+    endpoint = owner._transport.me  # type: ignore[union-attr]
     for operation, args in [
-        (Operation.HOLD, [1]),
-        (Operation.HOLD, ["1", "name", 1]),
-        (Operation.HOLD, [1, 5, 1]),
-        (Operation.HOLD, [1, "name", None]),
+        (Operation.RETAIN, [1]),
+        (Operation.RETAIN, ["1", "name", 1]),
+        (Operation.RETAIN, [1, 5, 1]),
+        (Operation.RETAIN, [1, "name", None]),
         (Operation.RELEASE, []),
         (Operation.RELEASE, [None]),
         (Operation.CANCEL, [[]]),
     ]:
-        with pytest.raises(CallRefused, match="is not what"):
-            caller._calls.control(party, operation, args)
+        with pytest.raises(CallRefused, match="malformed"):
+            caller._calls.control(endpoint, operation, args)
     assert owner.objects_kept == 0

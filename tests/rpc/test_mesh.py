@@ -1,4 +1,4 @@
-"""Calls between nodes that come and go: who is there, who comes back, and nothing that runs twice."""
+"""Calls between nodes that join and leave: presence, reconnection, and at-most-once execution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from neuraxis.errors import (
 )
 from neuraxis.mesh import Node, Router
 from neuraxis.rpc import RpcContext, init_rpc, rpc_sync
-from neuraxis.rpc.calls import Ask
+from neuraxis.rpc.calls import Invocation
 from neuraxis.rpc.messages import Operation
 from tests.rpc.meeting import linger_after_calls
 
@@ -50,15 +50,16 @@ def join() -> Iterator[Join]:
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.01)
 
 
 def test_names_that_join_later_and_leave(join: Join) -> None:
     first = join("first")
-    with pytest.raises(CalleeGone, match=r"there is no such node .*here are first"):
+    with pytest.raises(CalleeGone, match=r"there is no such node .*present are first"):
         first.rpc_sync("second", "where")
     assert first.wait_for(["second"], 0.05) == ["second"]
+    assert first.wait_for("second", 0.05) == ["second"]
     second = join("second", {"where": lambda: "second"})
     assert first.wait_for(["second"], 20) == []
     assert first.rpc_sync("second", "where") == "second"
@@ -75,7 +76,7 @@ def test_names_that_join_later_and_leave(join: Join) -> None:
         first.rpc_async("second", "nope").wait()
 
 
-def test_who_leaves_replies_first_to_what_has_run(join: Join) -> None:
+def test_a_leaving_node_first_replies_to_completed_calls(join: Join) -> None:
     caller = join("caller")
     callee = join("callee", {"say": lambda: "said"})
     assert caller.wait_for(["callee"], 20) == []
@@ -91,22 +92,22 @@ def test_a_call_is_not_run_by_a_later_process_of_that_name(join: Join) -> None:
     caller = join("caller")
     callee = join("callee", {"run": lambda: ran.append(1)})
     assert caller.wait_for(["callee"], 20) == []
-    party = caller._transport.find("callee")  # type: ignore[union-attr]
+    endpoint = caller._transport.find("callee")  # type: ignore[union-attr]
     callee.shutdown()
     join("callee", {"run": lambda: ran.append(2)})
     assert caller.wait_for(["callee"], 20) == []
-    until(lambda: caller._transport.find("callee") != party, "the other one")  # type: ignore[union-attr]
+    until(lambda: caller._transport.find("callee") != endpoint, "the other one")  # type: ignore[union-attr]
     with pytest.raises((CalleeDied, CalleeGone)):  # by whether its end was known when it was called
-        caller._calls.call(Ask(party, Operation.CALL, "run"))
+        caller._calls.call(Invocation(endpoint, Operation.CALL, "run"))
     assert ran == []
 
 
 def test_a_node_that_takes_no_calls(join: Join) -> None:
     caller = join("caller")
-    with Node("plain", mesh=caller._transport._line._node.mesh) as node:  # type: ignore[union-attr]
+    with Node("plain", mesh=caller._transport._link._node.mesh) as node:  # type: ignore[union-attr]
         assert node.wait_for(["caller"], 20) == []
-        until(lambda: caller._transport._line._node.peer("plain") is not None, "the node")  # type: ignore[union-attr]
-        with pytest.raises(CalleeGone, match="takes no calls"):
+        until(lambda: caller._transport._link._node.peer("plain") is not None, "the node")  # type: ignore[union-attr]
+        with pytest.raises(CalleeGone, match="does not serve calls"):
             caller.rpc_sync("plain", "anything")
 
 
@@ -212,7 +213,7 @@ def test_the_contexts_own_arguments(join: Join) -> None:
 
 
 def test_ranks_that_do_not_come(join: Join) -> None:
-    with pytest.raises(RendezvousTimeout, match=r"ranks \[1\] have not come") as raised:
+    with pytest.raises(RendezvousTimeout, match=r"ranks \[1\] have not connected") as raised:
         init_rpc(world_size=2, rank=0, timeout=0.3, mesh=f"missing-{os.getpid()}")
     assert raised.value.missing == (1,)
 

@@ -1,4 +1,4 @@
-"""Objects that stay where they are: used, passed on, and freed when nobody holds them any more."""
+"""Remote objects: used, passed on, and freed with their last handle."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import pytest
 
 from neuraxis.errors import CalleeGone, CallRefused, CallTimeout, NeuraxisError, UnknownFunction
 from neuraxis.rpc import RemoteObject, RpcContext, remote_object, rpc_async, rpc_sync
-from neuraxis.rpc.kept import Kept
-from neuraxis.rpc.transport import Party
-from tests.crew import Crew
-from tests.crew.stopping import go_on, stop
+from neuraxis.rpc import handles as handles_module
+from neuraxis.rpc.handles import ObjectTable
+from neuraxis.rpc.transport import Endpoint
+from tests.ranks import RankGroup
+from tests.ranks.stopping import resume, stop
 from tests.rpc.callees import gate
 
 
 def until(true: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.01)
 
 
@@ -58,15 +59,15 @@ def use(context: RpcContext) -> None:
     until(lambda: rpc_sync(1, "counters") == rpc_sync(2, "counters") == 0, "the counters to be freed")
 
 
-def test_methods_are_called_where_the_object_is(crew: Crew) -> None:
-    crew.run(use)
+def test_methods_are_called_where_the_object_is(rank_group: RankGroup) -> None:
+    rank_group.run(use)
 
 
 def pass_on(context: RpcContext) -> None:
     if context.rank != 0:
         return
     counter = remote_object(1, "Counter", 5)
-    assert rpc_sync(2, "add_to", counter, 2) == 7  # a third party
+    assert rpc_sync(2, "add_to", counter, 2) == 7  # a third endpoint
     assert rpc_sync(1, "add_to", counter, 2) == 9  # its owner
     rpc_sync(2, "hold", counter)
     del counter
@@ -90,8 +91,31 @@ def pass_on(context: RpcContext) -> None:
     assert context.objects_kept == 0
 
 
-def test_handles_are_passed_on(crew: Crew) -> None:
-    crew.run(pass_on)
+def test_handles_are_passed_on(rank_group: RankGroup) -> None:
+    rank_group.run(pass_on)
+
+
+def keep_each_other(context: RpcContext) -> None:
+    """Handles are counted, so a cycle stays; it goes when one of the objects drops its handle, as the docs advise."""
+    if context.rank != 0:
+        return
+    one, other = remote_object(1, "Counter"), remote_object(2, "Counter")
+    one.keep(other)
+    other.keep(one)
+    del one
+    gc.collect()
+    assert other.add() == 1
+    assert (rpc_sync(1, "counters"), rpc_sync(2, "counters")) == (1, 1)
+    other.keep(None)
+    until(lambda: rpc_sync(1, "counters") == 0, "the first one to be freed")
+    assert other.add() == 2
+    del other
+    gc.collect()
+    until(lambda: rpc_sync(2, "counters") == 0, "the second one to be freed")
+
+
+def test_a_cycle_of_handles_is_freed_when_one_is_dropped(rank_group: RankGroup) -> None:
+    rank_group.run(keep_each_other)
 
 
 def give_up(context: RpcContext) -> None:
@@ -114,14 +138,14 @@ def see_them_freed(context: RpcContext) -> None:
         cancelled.cancel()
         del cancelled  # where it was done, it has its result
         until(lambda: rpc_sync(1, "counted", "slow counters") >= 2, "two of them")
-        until(lambda: rpc_sync(1, "counters") == 0, "what nobody waits for any more to be freed")
+        until(lambda: rpc_sync(1, "counters") == 0, "abandoned objects to be freed")
 
 
-def test_what_a_call_makes_that_is_given_up_is_freed(crew: Crew) -> None:
-    if crew.backend == "tensorpipe":
+def test_the_object_of_an_abandoned_call_is_freed(rank_group: RankGroup) -> None:
+    if rank_group.backend == "tensorpipe":
         pytest.skip("torch drops what comes too late, unread")
     for step in (give_up, let_them_return, see_them_freed):
-        crew.run(step)
+        rank_group.run(step)
 
 
 def hold_and_die(context: RpcContext) -> None:
@@ -134,11 +158,11 @@ def hold_and_die(context: RpcContext) -> None:
         assert rpc_sync(1, "echo", "goes on") == "goes on"
 
 
-def test_what_a_killed_process_held_is_freed(crew: Crew) -> None:
-    if crew.backend == "mpi":
+def test_objects_of_a_killed_holder_are_freed(rank_group: RankGroup) -> None:
+    if rank_group.backend == "mpi":
         pytest.skip("mpirun ends all ranks when one dies")
-    crew.run(hold_and_die)
-    crew.broken = True  # a rank is missing
+    rank_group.run(hold_and_die)
+    rank_group.broken = True  # a rank is missing
 
 
 def test_an_object_that_a_stopped_process_holds_stays() -> None:
@@ -168,7 +192,7 @@ def test_an_object_that_a_stopped_process_holds_stays() -> None:
                 until(lambda: owner.names() == ["owner"], "the holder to be out of sight")
                 time.sleep(0.7)  # longer than it takes to look at all holders
                 assert owner.objects_kept == 1
-                go_on(holder.pid)
+                resume(holder.pid)
                 until(lambda: owner.names() == ["holder", "owner"], "the holder to come back")
                 holder.stdin.write("\n")
                 holder.stdin.flush()
@@ -178,19 +202,59 @@ def test_an_object_that_a_stopped_process_holds_stays() -> None:
         until(lambda: owner.objects_kept == 0, "what it held to be freed")
 
 
+def test_holders_that_somebody_invents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles_module, "_MAX_UNCONFIRMED", 5)
+    monkeypatch.setattr(handles_module, "_MAX_HOLDERS", 9)
+    table, a, b = ObjectTable(), Endpoint("a", 1), Endpoint("b", 1)
+    number = table.add([1], "list", a)
+    invented = [Endpoint("invented", life) for life in range(20)]
+    for one in invented[:5]:
+        table.retain(number, one, a)
+    with pytest.raises(CallRefused, match="'a' has sent object 1 to 5 processes"):
+        table.retain(number, invented[5], a)
+    table.retain(number, a, a)  # references to those that have some are only counted
+    table.retain(number, invented[0], a)
+    assert table.method(number, "copy", invented[0])() == [1]
+    table.retain(number, b, a)  # since one of them has used it
+    table.retain(number, invented[6], b)
+    table.retain(number, invented[7], b)
+    with pytest.raises(CallRefused, match="has 9 holders"):
+        table.retain(number, invented[8], b)
+    table.release(number, invented[7], b)
+    table.retain(number, invented[8], b)
+    entry = table._entries[number]
+    assert len(entry.holders) == 9
+    for _ in range(20):  # given and taken back, it leaves nothing
+        table.release(number, invented[8], b)
+        table.retain(number, invented[8], b)
+    table.release(number, invented[8], b)
+    assert all(count > 0 for count in entry.unconfirmed.values())
+
+
 def test_kept_objects_are_counted_by_holder() -> None:
-    kept, a, b = Kept(), Party("a", 1), Party("b", 1)
-    number = kept.add([1], "list", a)
-    kept.hold(number, b)
-    kept.hold(number, b)
-    kept.release(number, a)
-    kept.release(number, b)
-    assert kept.parties() == {b}
-    assert kept.method(number, "copy")() == [1]
-    kept.forget(Party("b", 2))  # another process of that name
-    assert len(kept) == 1
-    kept.forget(b)
-    kept.release(number, b)
-    assert len(kept) == 0
-    with pytest.raises(NeuraxisError, match="no object of number"):
-        kept.hold(number, a)
+    table, a, b, c = ObjectTable(), Endpoint("a", 1), Endpoint("b", 1), Endpoint("c", 1)
+    number = table.add([1], "list", a)
+    for _ in range(3):
+        table.retain(number, b, a)
+    table.release(number, b, a)  # the message that should have carried it was not sent
+    for stranger in (c, Endpoint("a", 2)):
+        with pytest.raises(CallRefused, match="holds no reference"):
+            table.method(number, "copy", stranger)
+        with pytest.raises(CallRefused, match="holds no reference"):
+            table.retain(number, stranger, stranger)
+        with pytest.raises(CallRefused, match="cannot release a reference of 'b'"):
+            table.release(number, b, stranger)
+    table.release(number, c, c)  # it holds nothing
+    assert table.method(number, "copy", b)() == [1]
+    with pytest.raises(CallRefused, match="cannot release a reference of 'b'"):
+        table.release(number, b, a)  # b has used it meanwhile
+    table.release(number, a, a)
+    table.release(number, b, b)
+    assert table.endpoints() == {b}
+    table.forget(Endpoint("b", 2))  # another process of that name
+    assert len(table) == 1
+    table.forget(b)
+    table.release(number, b, b)
+    assert len(table) == 0
+    with pytest.raises(NeuraxisError, match="no object with the number"):
+        table.retain(number, a, a)

@@ -1,4 +1,4 @@
-"""Frames: whatever can be sent comes back, and whatever else comes is an error and nothing worse."""
+"""Frames: every supported value round-trips, and any other input raises an error."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraxis.comm.objects import Unreadable
 from neuraxis.errors import NotSerializable
+from neuraxis.rpc.calls import Numbers
 from neuraxis.rpc.frames import ALIGNMENT
 from neuraxis.rpc.messages import Kind, pack_head, read_head, read_reply, read_request
-from neuraxis.rpc.numbers import Numbers
-from neuraxis.rpc.transport import Party
+from neuraxis.rpc.transport import Endpoint
 from neuraxis.rpc.values import HandleData, TooLarge, Values
+from neuraxis.wire.objects import Unreadable
 
-ME, OTHER = Party("me", 7), Party("other", 9)
+ME, OTHER = Endpoint("me", 7), Endpoint("other", 9)
 
 
 class Handle:
@@ -27,28 +27,28 @@ class Handle:
 
 
 class Keeper:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     handle_type: type = Handle
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, str]] = []
+        self.calls: list[tuple[str, int, str]] = []
 
     def describe(self, handle: Handle) -> HandleData:
         return handle.data
 
-    def hold_for(self, handles: Sequence[Handle], party: Party) -> None:
-        self.told += [("hold", handle.data.number, party.name) for handle in handles]
+    def retain_for(self, handles: Sequence[Handle], endpoint: Endpoint) -> None:
+        self.calls += [("retain", handle.data.number, endpoint.name) for handle in handles]
 
     def adopt(self, data: HandleData) -> Handle:
-        self.told.append(("adopt", data.number, data.owner))
+        self.calls.append(("adopt", data.number, data.owner))
         return Handle(data)
 
-    def disown(self, handle: Handle) -> None:
-        self.told.append(("disown", handle.data.number, handle.data.owner))
+    def detach(self, handle: Handle) -> None:
+        self.calls.append(("detach", handle.data.number, handle.data.owner))
 
-    def let_go(self, data: HandleData) -> None:
-        self.told.append(("let go", data.number, data.owner))
+    def release(self, data: HandleData) -> None:
+        self.calls.append(("release", data.number, data.owner))
 
 
 def values(allow_pickle: bool = False, keeper: Keeper | None = None) -> Values:
@@ -60,7 +60,7 @@ def values(allow_pickle: bool = False, keeper: Keeper | None = None) -> Values:
 def there_and_back(value: Any, allow_pickle: bool = False) -> Any:
     frame = values(allow_pickle).encode(Kind.CALL, 3, 5, 4, value, OTHER).joined()
     head = read_head(frame)
-    assert head[:6] == (Kind.CALL, 3, 5, 4, OTHER.life, ME)
+    assert head[:6] == (Kind.CALL, 3, 5, 4, OTHER.incarnation, ME)
     return values(allow_pickle).decode(frame, head)
 
 
@@ -78,12 +78,12 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_values_come_back(value: Any) -> None:
+def test_plain_values_round_trip(value: Any) -> None:
     assert there_and_back(value) == value
 
 
 @given(st.lists(st.integers(0, 40000), max_size=4), st.sampled_from(["u1", ">i4", "f8", "c16", "M8[ns]", "S3", "?"]))
-def test_arrays_come_back_where_they_lie_aligned(sizes: list[int], dtype: str) -> None:
+def test_arrays_round_trip_aligned(sizes: list[int], dtype: str) -> None:
     arrays = [np.zeros(size, dtype) for size in sizes]
     back = there_and_back({"deep": [(array,) for array in arrays]})["deep"]
     assert len(back) == len(arrays)
@@ -103,7 +103,7 @@ def test_an_array_beside_is_not_copied_when_it_is_read() -> None:
     back[:] = 0
 
 
-def test_what_is_sent_later_is_what_was_joined() -> None:
+def test_a_frame_sent_later_equals_the_joined_parts() -> None:
     array = np.zeros(10_000)
     frame = values().encode(Kind.REPLY, 0, 1, 0, array, OTHER)
     assert [offset % ALIGNMENT for offset, _ in frame.pieces] == [0]
@@ -114,7 +114,7 @@ def test_what_is_sent_later_is_what_was_joined() -> None:
     assert values().decode(joined, read_head(joined)).sum() == 0
 
 
-def test_who_is_sent_a_handle_is_counted_when_the_frame_is_ready() -> None:
+def test_the_receiver_of_a_handle_is_counted_when_the_frame_is_ready() -> None:
     keeper = Keeper()
     handles = [Handle(HandleData("owner", 3, number, "thing")) for number in (5, 6, 7)]
     value = [handles[0], (handles[1], {1: handles[2]})]
@@ -124,25 +124,25 @@ def test_who_is_sent_a_handle_is_counted_when_the_frame_is_ready() -> None:
     ours.largest = 10
     with pytest.raises(TooLarge):
         ours.encode(Kind.CALL, 0, 1, 1, value, OTHER)
-    assert keeper.told == []
+    assert keeper.calls == []
     ours.largest = 10_000
     frame = ours.encode(Kind.CALL, 0, 1, 1, value, OTHER).joined()
-    assert keeper.told == [("hold", 5, "other"), ("hold", 6, "other"), ("hold", 7, "other")]
-    for read, what in ((ours.decode, "adopt"), (ours.discard, "let go")):
-        keeper.told.clear()
+    assert keeper.calls == [("retain", 5, "other"), ("retain", 6, "other"), ("retain", 7, "other")]
+    for read, what in ((ours.decode, "adopt"), (ours.discard, "release")):
+        keeper.calls.clear()
         read(frame, read_head(frame))
-        assert keeper.told == [(what, 5, "owner"), (what, 6, "owner"), (what, 7, "owner")]
+        assert keeper.calls == [(what, 5, "owner"), (what, 6, "owner"), (what, 7, "owner")]
 
 
-def test_all_handles_of_a_frame_that_cannot_be_read_are_let_go_once() -> None:
+def test_all_handles_of_an_unreadable_frame_are_released_once() -> None:
     keeper = Keeper()
     handles = [Handle(HandleData("owner", 3, number, "thing")) for number in (5, 6)]
     frame = values(True).encode(Kind.CALL, 0, 1, 1, [handles[0], range(3), handles[1]], OTHER).joined()
     with pytest.raises(NotSerializable):
         values(False, keeper).decode(frame, read_head(frame))
-    adopted = [number for what, number, _ in keeper.told if what == "adopt"]
-    assert [number for what, number, _ in keeper.told if what == "disown"] == adopted
-    assert [number for what, number, _ in keeper.told if what == "let go"] == [5, 6]
+    adopted = [number for what, number, _ in keeper.calls if what == "adopt"]
+    assert [number for what, number, _ in keeper.calls if what == "detach"] == adopted
+    assert [number for what, number, _ in keeper.calls if what == "release"] == [5, 6]
 
 
 def test_pickle_only_where_it_is_allowed() -> None:
@@ -172,7 +172,7 @@ def test_a_damaged_message_is_an_error_or_another_value(data: st.DataObject) -> 
         pass
 
 
-def test_what_is_no_request_or_reply() -> None:
+def test_malformed_requests_and_replies() -> None:
     for value in (None, [], [1, "f", []], [1, 2, [], {}], ["1", "f", [], {}], {"a": 1}, [True, "f", [], {}]):
         with pytest.raises(Unreadable):
             read_request(value)
@@ -182,7 +182,7 @@ def test_what_is_no_request_or_reply() -> None:
             read_reply(value)
 
 
-def test_the_head_has_the_numbers_that_are_still_open() -> None:
+def test_the_header_has_the_pending_numbers() -> None:
     for still_open in ([], [3], [1, 2**40, 2**63]):
         frame = values().encode(Kind.CALL, 1, 9, 8, ["f"], OTHER, still_open).joined()
         head = read_head(frame)
@@ -190,18 +190,18 @@ def test_the_head_has_the_numbers_that_are_still_open() -> None:
         assert values().decode(frame, head) == ["f"]
 
 
-def test_numbers_tell_each_party_what_is_still_open() -> None:
+def test_request_numbers_list_the_pending_calls() -> None:
     numbers = Numbers()
     assert numbers.take(ME) == (1, 1, [])
-    assert numbers.take(OTHER) == (2, 2, [])
+    assert numbers.take(OTHER) == (1, 1, [])  # a sequence of its own
+    assert numbers.take(ME) == (2, 2, [1])
+    numbers.settle(ME, 2)
     assert numbers.take(ME) == (3, 3, [1])
-    numbers.settle(ME, 3)
-    assert numbers.take(ME) == (4, 4, [1])
     numbers.settle(ME, 1)
-    assert numbers.take(ME) == (5, 5, [4])
+    assert numbers.take(ME) == (4, 4, [3])
     for _ in range(600):
         last = numbers.take(OTHER)
-    assert last.still_open[0] == 2
+    assert last.still_open[0] == 1
     assert last.still_open[-1] < last.settled < last.value  # not all are named: what is not is kept
     for number in range(1, 700):
         numbers.settle(ME, number)
@@ -209,6 +209,6 @@ def test_numbers_tell_each_party_what_is_still_open() -> None:
     assert numbers._open == {}
 
 
-def test_the_head_has_the_name_of_who_says_it() -> None:
-    named = Party("sensor/thermal-ü", 2**63)
-    assert read_head(pack_head(Kind.BYE, 0, 0, 0, 1, named, 0, 0)).sender == named
+def test_the_header_has_the_sender() -> None:
+    named = Endpoint("sensor/thermal-ü", 2**63)
+    assert read_head(pack_head(Kind.BYE, 0, 0, 0, 1, named)).sender == named

@@ -8,6 +8,7 @@ the group that the test gets is shm. What then fails only because it is not gloo
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -19,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_MONITORED = "torch.distributed.monitored_barrier refuses every backend but gloo (by its name)"
 _CUDA = "needs CUDA devices (PyTorch's own test lacks the decorator that says so)"
 _TEXT = "asks for the words of gloo's timeout error; shm raises CollectiveTimeout or PeerLost, which name the rank"
 NOT_FOR_SHM: dict[str, str] = {
@@ -34,18 +34,13 @@ NOT_FOR_SHM: dict[str, str] = {
     "test_barrier_timeout_full_group": _TEXT,
     "test_barrier_timeout_global": _TEXT,
     "test_barrier_timeout_group": _TEXT,
-    "test_monitored_barrier_failure_order": _MONITORED,
-    "test_monitored_barrier_gloo": _MONITORED,
-    "test_monitored_barrier_gloo_rank_0_timeout": _MONITORED,
-    "test_monitored_barrier_gloo_subgroup": _MONITORED,
-    "test_monitored_barrier_wait_all_ranks": _MONITORED,
-    "test_sparse_all_reduce_sum": "sparse tensors are refused (InvalidType); use .to_dense()",
     "test_SyncBatchNorm_process_group": "needs torchvision",
 }
 """Tests that PyTorch does not skip for gloo and that do not apply to shm, with the reason."""
 
 ASKS_FOR_THE_NAME = {"test_get_backend", "test_backend_apis"}
 NEEDS_FOUR_RANKS = {"test_new_subgroups_with_group_param"}  # besides those that skip themselves with fewer
+NEEDS_THREE_RANKS = {"test_monitored_barrier_failure_order"}  # besides those of the group of ranks 1 and 2
 
 TIMEOUT_S = 30
 
@@ -66,16 +61,26 @@ def _suite() -> Any:
     return distributed_test, Suite
 
 
-def run_tests(left_out: Collection[str], folder: str, backend: str = "shm") -> dict[str, Outcome]:
-    """Called by every rank: run all tests but these, one after the other."""
+def run_tests(folder: str, only: Collection[str] | None = None, backend: str = "shm") -> dict[str, Outcome]:
+    """Called by every rank: run all tests that apply with so many ranks, or `only` some, one after the other."""
     import torch
 
     import neuraxis.torch  # noqa: F401
 
     torch.set_num_threads(1)
     _, suite = _suite()
-    names = sorted(name for name in dir(suite) if name.startswith("test_") and name not in left_out)
-    return {name: _run_one(name, Path(folder) / name, backend) for name in names}
+    size = int(os.environ["WORLD_SIZE"])
+    names = {name for name in dir(suite) if name.startswith("test_")} - NOT_FOR_SHM.keys()
+    if size < 4:
+        names -= NEEDS_FOUR_RANKS
+    if size < 3:
+        names -= NEEDS_THREE_RANKS
+        # With any backend these fail on two ranks: they make a group of ranks 1 and 2.
+        names -= {
+            name for name in names if "_init_group_test" in inspect.getsource(inspect.unwrap(getattr(suite, name)))
+        }
+    chosen = sorted(names if only is None else names.intersection(only))
+    return {name: _run_one(name, Path(folder) / name, backend) for name in chosen}
 
 
 def _run_one(name: str, folder: Path, backend: str) -> Outcome:
@@ -93,14 +98,14 @@ def _run_one(name: str, folder: Path, backend: str) -> Outcome:
     os.environ["BACKEND"] = "mpi"
     module.BACKEND = backend if name in ASKS_FOR_THE_NAME else "gloo"
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
     try:
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
         set_rng_seed(1234)  # each of PyTorch's tests runs in a fresh process, with the same numbers on all ranks
         test = suite(name)
         test.rank, test.file_name = rank, f"{folder}/file"

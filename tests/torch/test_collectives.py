@@ -1,4 +1,4 @@
-"""Every pattern through `torch.distributed`, with values that tell which rank they came from."""
+"""Every collective through `torch.distributed`, with values that identify their rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from neuraxis.errors import InvalidType
-from tests.comm.ranks import run_ranks
+from tests.ranks.processes import run_ranks
 from tests.torch.groups import process_group
 
 DTYPES = [
@@ -216,7 +216,7 @@ def _coalesced(rank: int, size: int) -> None:
 
 
 def _functional(rank: int, size: int) -> None:
-    """What DTensor and FSDP2 call: C++ operators that find the group by its name."""
+    """The calls of DTensor and FSDP2: C++ operators that find the group by its name."""
     ones = torch.full((size,), float(rank + 1))
     total = size * (size + 1) / 2
     group = dist.group.WORLD

@@ -1,4 +1,4 @@
-"""A dead rank is an error on the others, soon; and whatever happened, a group leaves nothing behind."""
+"""Failures: a dead rank soon raises on the others, and a group never leaks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from neuraxis.errors import CollectiveMismatch, CommunicatorClosed, ForkedProcess, PeerLost
-from tests.comm.ranks import Ranks, run_ranks
+from tests.ranks.processes import Ranks, run_ranks
 from tests.torch.groups import assert_nothing_left, process_group
 
 pytestmark = pytest.mark.alone
@@ -35,7 +39,7 @@ def test_a_killed_rank_is_peer_lost_in_every_kind_of_call() -> None:
 
 
 def _lose_the_last() -> dict[str, float]:
-    """What the survivors of rank 2 made of each call: how long it took until they were told."""
+    """Return, for each call, the time until the survivors of rank 2 raised."""
     torch.set_num_threads(1)
     dist.init_process_group("shm")
     rank = dist.get_rank()
@@ -69,6 +73,89 @@ def _lose_the_last() -> dict[str, float]:
     return took
 
 
+def test_backward_raises_peer_lost_in_every_mode_of_ddp_and_in_fsdp2() -> None:
+    with Ranks(_lose_the_last_in_backward, 3, torch=True) as ranks:
+        outcomes = ranks.outcomes(timeout=100)
+    story = [outcome.output for outcome in outcomes]
+    assert [outcome.status for outcome in outcomes] == [0, 0, -signal.SIGKILL], story
+    for outcome in outcomes[:2]:
+        assert outcome.value == dict.fromkeys(outcome.value, "PeerLost of rank 2"), outcome.value
+        assert len(outcome.value) == 13
+
+
+def _lose_the_last_in_backward() -> dict[str, str]:
+    """Return what `backward()` raised in each mode, when rank 2 had died after the forward pass."""
+    torch.set_num_threads(1)
+    dist.init_process_group("shm")
+    wrap: dict[str, Callable[[Any], Any]] = {
+        "plain": lambda group: _ddp(group),
+        "many buckets": lambda group: _ddp(group, bucket_cap_mb=0.001),
+        "static graph": lambda group: _ddp(group, static_graph=True),
+        "unused": lambda group: _ddp(group, find_unused_parameters=True),
+        "bucket view": lambda group: _ddp(group, gradient_as_bucket_view=True),
+        "after no_sync": lambda group: _ddp(group),
+        "join": lambda group: _ddp(group),
+        "hook": lambda group: _ddp(group, hook=default_hooks.allreduce_hook),
+        "fp16 hook": lambda group: _ddp(group, hook=default_hooks.fp16_compress_hook),
+        "wrapped hook": lambda group: _ddp(group, hook=default_hooks.fp16_compress_wrapper(_two_steps_hook)),
+        "powerSGD": lambda group: _ddp(group, hook=powerSGD_hook.powerSGD_hook, state=_power_sgd(group)),
+        "built-in hook": lambda group: _ddp(group, builtin=dist.BuiltinCommHookType.ALLREDUCE),
+        "fsdp2": lambda group: fully_shard(_layers(), mesh=DeviceMesh.from_group(group, "cpu")),
+    }
+    # A failed group stays failed, so each mode has its own.
+    models = {mode: make(dist.new_group()) for mode, make in wrap.items()}
+    x = torch.ones(2, 16)
+    losses, joined = {}, ExitStack()
+    for mode, model in models.items():
+        for _ in range(3):  # DDP reorders its buckets after the first step
+            model(x).sum().backward()
+        if mode == "after no_sync":
+            with model.no_sync():
+                model(x).sum().backward()
+        if mode == "join":
+            joined.enter_context(model.join())
+        losses[mode] = model(x).sum()
+    dist.barrier()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raised = {}
+    for mode, loss in losses.items():
+        try:
+            loss.backward()
+            raised[mode] = "nothing"
+        except ConnectionError as error:
+            raised[mode] = f"{type(error).__name__} of rank {getattr(error, 'rank', None)}"
+        except Exception as error:
+            raised[mode] = f"{type(error).__name__}: {error}"
+    with pytest.raises(PeerLost):  # leaving `join` waits for the others
+        joined.close()
+    dist.destroy_process_group()
+    assert_nothing_left()
+    return raised
+
+
+def _layers() -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(3)])
+
+
+def _ddp(group: Any, hook: Any = None, state: Any = None, builtin: Any = None, **options: Any) -> Any:
+    model = DistributedDataParallel(_layers(), process_group=group, **options)
+    if hook is not None:
+        model.register_comm_hook(group if state is None else state, hook)
+    if builtin is not None:
+        model._register_builtin_comm_hook(builtin)
+    return model
+
+
+def _power_sgd(group: Any) -> Any:
+    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)
+
+
+def _two_steps_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0]).then(lambda done: done.value() / 2)
+
+
 def test_groups_end_and_begin_again() -> None:
     assert run_ranks(_again, 2, torch=True) == [None] * 2
 
@@ -97,7 +184,7 @@ def _wrong_call(rank: int) -> None:
 
 
 def _aborted(rank: int) -> None:
-    """What waits for a rank that never comes ends when its group is aborted."""
+    """A wait for a rank that never arrives ends when its group is aborted."""
     group = dist.new_group()
     assert group is not None
     if rank == 0:

@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and checkpoints over backend shm do what they do in one process."""
+"""DDP, FSDP2 and checkpoints over backend shm give the results of one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.comm.ranks import run_ranks
+from tests.ranks.processes import run_ranks
 from tests.torch.groups import process_group
 
 STEPS = 4

@@ -1,4 +1,4 @@
-"""What these tests train: a small net, data that ranks share unevenly, and the same in one process.
+"""The training of these tests: a small net, data that ranks share unevenly, and the reference in one process.
 
 The convolution before batch norm has no bias: its gradient would be 0 up to rounding, which AdamW divides by itself.
 """
@@ -16,7 +16,7 @@ from neuraxis.training import DataParallel, SyncBatchNorm
 
 CHANNELS, LENGTH, CLASSES = 2, 6, 5
 
-# Rows of each rank, step by step; ranks beyond the list begin it anew.
+# Rows of each rank, step by step; ranks beyond the list start from its beginning.
 EVEN = [[4]]
 UNEVEN = [[3, 5, 1, 2, 4], [1, 4, 2, 3, 1], [2, 2, 6, 1, 5]]
 SOME_EMPTY = [[5, 0, 3, 0, 2], [0, 4, 2, 1, 0], [0, 6, 0, 0, 3], [2, 3, 0, 4, 1]]
@@ -122,7 +122,7 @@ def difference(model: nn.Module, other: nn.Module) -> float:
 
 
 def same_on_all_ranks(model: nn.Module, group: Any) -> bool:
-    """Whether parameters and buffers have the same bits everywhere."""
+    """Return True if parameters and buffers have the same bits on all ranks."""
     flat = torch.cat([value.double().flatten() for value in model.state_dict().values()])
     everybody = [torch.empty_like(flat) for _ in range(group.size)]
     group.all_gather(everybody, flat)

@@ -1,13 +1,13 @@
-"""What the tests of this folder share: the nurseries that their ranks come from."""
+"""Fixtures of the tests of this folder: the fork servers of the ranks."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.crew.nursery import nursery
+from tests.ranks.fork_server import fork_server
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nurseries(nurseries: None) -> None:
-    """There before the first test, with what torch loads only when an optimizer or an operator is first used."""
-    nursery(torch=True).load("torch._dynamo")
+def _fork_servers(fork_servers: None) -> None:
+    """Start the fork servers before the first test, with the modules that torch imports lazily."""
+    fork_server(torch=True).load("torch._dynamo")

@@ -1,4 +1,4 @@
-"""A training over MPI in which rank 1 comes to its end in mid-step.
+"""A training over MPI in which rank 1 ends within a step.
 
 mpirun -n 3 python fault_script.py raises
 """

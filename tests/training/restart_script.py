@@ -1,4 +1,4 @@
-"""A training that rank 1 does not survive the first time; for `neuraxis launch --max-restarts 1`.
+"""A training in which rank 1 dies in the first attempt; for `neuraxis launch --max-restarts 1`.
 
     python restart_script.py FOLDER [STEP]
 

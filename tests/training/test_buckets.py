@@ -1,4 +1,4 @@
-"""Where gradients lie: every element once, in the parameter's own layout, in an order that follows from the model."""
+"""Layout of gradients: every element once, in the parameter's layout, in an order that depends on the model only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from neuraxis.training.buckets import BucketPlan, plan_buckets
-from neuraxis.training.control_words import ControlWords
-from neuraxis.training.packing import Packer
+from neuraxis.training.parallel.buckets import BucketPlan, StepMetadata, plan_buckets
+from neuraxis.training.parallel.packing import Packer
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
 
@@ -33,7 +32,7 @@ def test_each_element_has_one_place(
     shapes: list[list[int]], dtypes: list[torch.dtype], first: int, later: int, size: int, apart: bool
 ) -> None:
     parameters = _parameters(shapes, dtypes)
-    plan = plan_buckets(parameters, first, later, size, control_apart=apart)
+    plan = plan_buckets(parameters, first, later, size, separate_metadata=apart)
     assert [bucket.index for bucket in plan.buckets] == list(range(len(plan.buckets)))
     assert sorted(place for bucket in plan.buckets for place in bucket.places) == list(range(len(parameters)))
     for bucket in plan.buckets:
@@ -75,7 +74,7 @@ def test_buckets_are_filled_from_the_last_parameter_and_no_fuller_than_needed(
     shapes: list[list[int]], first: int, later: int
 ) -> None:
     parameters = _parameters(shapes, [torch.float32])
-    plan = plan_buckets(parameters, first, later, 2, control_apart=False)
+    plan = plan_buckets(parameters, first, later, 2, separate_metadata=False)
     order = [place for bucket in plan.buckets for place in bucket.places]
     assert order == list(reversed(range(len(parameters))))
     for bucket in plan.buckets:
@@ -90,7 +89,7 @@ def test_a_layout_that_is_not_plain_is_kept() -> None:
     convolution = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     expanded = nn.Parameter(torch.zeros(1, 3).expand(2, 3))  # several elements in one place
     plan = plan_buckets(
-        [("weight", convolution.weight), ("expanded", expanded)], 1 << 20, 1 << 20, 1, control_apart=False
+        [("weight", convolution.weight), ("expanded", expanded)], 1 << 20, 1 << 20, 1, separate_metadata=False
     )
     views = dict(zip(plan.buckets[0].names, plan.buckets[0].views, strict=True))
     assert views["weight"].stride() == convolution.weight.stride() != torch.empty(4, 3, 2, 2).stride()
@@ -103,7 +102,7 @@ gradients = st.lists(st.sampled_from(["none", "value", "sparse", "own view", "ne
 @hypothesis.given(gradients, st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
 def test_packing(kinds: list[str], weight: float, add: bool) -> None:
     parameters = [(f"p{index}", nn.Parameter(torch.zeros(2, 3))) for index in range(len(kinds))]
-    plan = plan_buckets(parameters, 1 << 20, 1 << 20, 1, control_apart=False)
+    plan = plan_buckets(parameters, 1 << 20, 1 << 20, 1, separate_metadata=False)
     (bucket,) = plan.buckets
     plan.used.fill_(5)
     before, expected = [], []
@@ -145,9 +144,9 @@ unpacked = st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), min_size=1
 
 @hypothesis.given(unpacked, st.sampled_from([0.0, 3.0]), st.sampled_from([torch.float32, torch.float64]), st.booleans())
 def test_unpacking(kinds: list[tuple[str, bool]], weight: float, dtype: torch.dtype, has_words: bool) -> None:
-    """What comes back is each used parameter's own; where it can be, in the memory that its gradient had."""
+    """Each used parameter gets its own average back; where possible, in the memory of its gradient."""
     parameters = [(f"p{index}", nn.Parameter(torch.zeros(2, 3, dtype=dtype))) for index in range(len(kinds))]
-    plan = plan_buckets(parameters, 1 << 20, 1 << 20, 2, control_apart=False)
+    plan = plan_buckets(parameters, 1 << 20, 1 << 20, 2, separate_metadata=False)
     (bucket,) = plan.buckets
     shared = torch.arange(6.0, dtype=dtype)
     for index, ((kind, _), (_, parameter)) in enumerate(zip(kinds, parameters, strict=True)):
@@ -169,7 +168,7 @@ def test_unpacking(kinds: list[tuple[str, bool]], weight: float, dtype: torch.dt
     with torch.no_grad():
         packer.pack(weight, add=False)
         bucket.values.add_(torch.arange(bucket.values.numel(), dtype=dtype))  # the other rank's
-        words = ControlWords(plan, 0, bytearray(map(int, used)))
+        words = StepMetadata(plan, 0, bytearray(map(int, used)))
         words.write(1.0, 0)
         summed = [view.clone() for view in reversed(bucket.views)]
         packer.unpack(0.25, words)

@@ -1,4 +1,4 @@
-"""A training goes on where it was saved, on any number of ranks; an accident never costs the older state."""
+"""Training resumes where it was saved, on any number of ranks; a failure keeps the older state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import warnings
-import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,13 @@ from torch import Tensor, nn
 
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, PeerLost
+from neuraxis.store.states import json_sum
 from neuraxis.training import Checkpointer, DataParallel, shard
-from neuraxis.training.shard_files import LARGE_BYTES, deal
-from neuraxis.training.state_tree import flatten, tensor_names, unflatten
-from tests.comm.ranks import Ranks, run_ranks
-from tests.crew import Crew
+from neuraxis.training.checkpoint.pieces import LARGE_BYTES, assign_pieces
+from neuraxis.training.checkpoint.tree import flatten, tensor_names, unflatten
+from tests.ranks import RankGroup
+from tests.ranks.processes import Ranks, run_ranks
+from tests.store.killing import kill_at, killed_at_each
 
 TIMEOUT_S = 30.0
 
@@ -94,7 +94,7 @@ class Training:
         )
 
     def run(self, steps: int) -> list[float]:
-        """What came out of each step; the random streams of NumPy and Python take part."""
+        """Return the results of each step; the random streams of NumPy and Python contribute to them."""
         results = []
         while len(results) < steps:
             for batch in self.loader:
@@ -110,7 +110,7 @@ class Training:
         return results
 
 
-def test_a_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     undisturbed = Training(tmp_path / "unused").run(10)
     training = Training(tmp_path)
     assert training.run(4) == undisturbed[:4]
@@ -206,7 +206,7 @@ def restored_value(folder: Path, value: Any) -> Any:
         ({"s": {1, 2}}, r"box/s: a builtins.set"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_with_its_path(tmp_path: Path, state: Any, path: str) -> None:
+def test_unsupported_values_are_refused_with_their_path(tmp_path: Path, state: Any, path: str) -> None:
     checkpointer = Checkpointer(tmp_path, box=Box({"x": torch.ones(2)}))
     checkpointer.save(1)
     checkpointer.parts["box"].state = state  # type: ignore[attr-defined]
@@ -219,7 +219,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False))
     model[1].weight = model[0].weight
     folder = Checkpointer(tmp_path, model=model).save(1)
-    assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) < 2 * 300 * 300 * 4
+    assert sum(path.stat().st_size for path in folder.glob("*/*.safetensors")) < 2 * 300 * 300 * 4
     other = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False))
     Checkpointer(tmp_path, model=other).restore()
     assert torch.equal(other[1].weight, model[0].weight)
@@ -232,7 +232,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
 def test_ranks_share_the_writing(tensors: dict[str, tuple[int, bool]], size: int) -> None:
     elements = {name: count for name, (count, _) in tensors.items()}
     differing = {name for name, (_, differs) in tensors.items() if differs}
-    pieces = deal(elements, elements, differing, size)
+    pieces = assign_pieces(elements, elements, differing, size)
     shared = dict.fromkeys(range(size), 0)
     for name, count in elements.items():
         mine = sorted((piece for piece in pieces if piece.tensor == name), key=lambda piece: (piece.start, piece.rank))
@@ -261,11 +261,11 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["notes.txt", "step-00000015", "step-200000000"]
     assert restored(tmp_path) == (15, {"step": 15})
     assert restored(tmp_path, 200_000_000) == (200_000_000, {"step": 200_000_000})
-    with pytest.raises(CheckpointError, match=r"step-00000010: no complete state"):
+    with pytest.raises(CheckpointError, match=r"step-00000010: holds no saved state"):
         restored(tmp_path, 10)
 
 
-def test_who_goes_on_from_an_older_state_keeps_what_comes_of_it(tmp_path: Path) -> None:
+def test_continuing_from_an_older_state_keeps_its_new_states(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, keep=2, box=Box(1))
     for step in (1, 2, 3):
         checkpointer.save(step)
@@ -279,7 +279,7 @@ def test_who_goes_on_from_an_older_state_keeps_what_comes_of_it(tmp_path: Path) 
     assert len(names(tmp_path / "step-00000003")) == 2
 
 
-def test_an_accumulation_under_way_is_not_saved(tmp_path: Path) -> None:
+def test_saving_during_gradient_accumulation_is_refused(tmp_path: Path) -> None:
     model = DataParallel(nn.Linear(3, 1))
     checkpointer = Checkpointer(tmp_path, model=model)
     for block in range(2):
@@ -293,7 +293,7 @@ def test_an_accumulation_under_way_is_not_saved(tmp_path: Path) -> None:
     assert checkpointer.steps() == [1]
 
 
-def test_parts_that_come_and_go(tmp_path: Path) -> None:
+def test_missing_and_mismatched_parts_raise(tmp_path: Path) -> None:
     Checkpointer(tmp_path, model=Box(1), optimizer=Box(2)).save(1)
     only = Box()
     assert Checkpointer(tmp_path, model=only).restore() == 1
@@ -307,7 +307,7 @@ def test_parts_that_come_and_go(tmp_path: Path) -> None:
         Checkpointer(tmp_path, model=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="keep=0"):
         Checkpointer(tmp_path, keep=0)
-    with pytest.raises(InvalidArgument, match="step=-1 must be at least 0"):
+    with pytest.raises(InvalidArgument, match="step=-1: must be 0 or more"):
         Checkpointer(tmp_path).save(-1)
     with pytest.raises(InvalidType, match="step='a': a whole number"):
         Checkpointer(tmp_path).save("a")  # type: ignore[arg-type]
@@ -329,7 +329,7 @@ def flipped(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-SHARD = "shard-*.safetensors"
+SHARD = "state-*/shard-*.safetensors"
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a bit of a number": lambda folder: flipped(next(folder.glob(SHARD)), -1),
     "a bit of a name": lambda folder: flipped(next(folder.glob(SHARD)), 20),
@@ -345,7 +345,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_newest_state_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
     DAMAGES[damage](two_states(tmp_path))
     with pytest.raises(CheckpointError, match="step-00000002"):
         restored(tmp_path, 2)
@@ -358,7 +358,7 @@ def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path: Path, damage: 
     assert len(names(tmp_path / "step-00000002")) == 2
 
 
-def test_nothing_but_damaged_states_is_an_error_and_not_a_new_beginning(tmp_path: Path) -> None:
+def test_only_damaged_states_is_an_error(tmp_path: Path) -> None:
     two_states(tmp_path)
     for step in (1, 2):
         DAMAGES["cut"](tmp_path / f"step-0000000{step}")
@@ -368,63 +368,21 @@ def test_nothing_but_damaged_states_is_an_error_and_not_a_new_beginning(tmp_path
 
 def test_a_manifest_of_the_future_and_one_that_leads_elsewhere(tmp_path: Path) -> None:
     manifest = two_states(tmp_path) / "manifest.json"
-    original = manifest.read_text()
-    manifest.write_text(original.replace('"format": 1', '"format": 2'))
-    with pytest.raises(CheckpointError, match="format 2; this version reads format 1"):
-        restored(tmp_path, 2)
-    content = json.loads(original)["content"]
-    content["files"] = {"../../shard-0-of-1-00000000.safetensors": [0, 0]}
-    total = zlib.crc32(json.dumps(content).encode())
-    manifest.write_text(json.dumps({"crc32": total, "content": content}))
-    with pytest.raises(CheckpointError, match="names files that are none of a saved state"):
-        restored(tmp_path, 2)
+    body = json.loads(manifest.read_text())
+    del body["crc32"]
+    for change, reason in (
+        ({"content": 2}, "version 2 of the state of a training.*reads version 1"),
+        ({"version": 4}, "version 4 of the layout.*reads version 3"),
+        ({"kind": "simulation"}, "holds the state of a simulation, not of a training"),
+        ({"files": {"../../shard-0.safetensors": [0, 0]}}, "names files outside its folder"),
+    ):
+        changed = {**body, **change}
+        manifest.write_text(json.dumps({**changed, "crc32": json_sum(changed)}))
+        with pytest.raises(CheckpointError, match=reason):
+            restored(tmp_path, 2)
 
 
 # --- killed while it saves ---
-
-FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
-FILE_CALLS = ("flush", "fsync", "close", "serialize_file", "__exit__")  # of which nobody else is told
-
-
-def kill_at(operation: int, folder: str) -> None:
-    """Let this process be killed just before its n-th operation on a file below `folder`."""
-    count = 0
-
-    def one_more() -> None:
-        nonlocal count
-        count += 1
-        if count == operation:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in FILE_OPERATIONS and str(arguments[0]).startswith(folder):
-            one_more()
-
-    def profile(frame: Any, event: str, called: Any) -> None:
-        if event == "c_call" and called.__name__ in FILE_CALLS and "shard_files" in frame.f_code.co_filename:
-            one_more()
-
-    sys.addaudithook(audit)
-    sys.setprofile(profile)
-
-
-def killed_at_each(folder: Path, save: Callable[[Path], object]) -> Iterator[Path]:
-    """Copies of `folder` in which a process has saved and was killed, each time a little later; at last it was not."""
-    operation = 0
-    survived = False
-    while not survived:
-        operation += 1
-        trial = folder.with_name(f"{folder.name}-{operation}")
-        shutil.copytree(folder, trial)
-        child = os.fork()
-        if child == 0:
-            kill_at(operation, str(trial))
-            save(trial)
-            os.kill(os.getpid(), signal.SIGTERM)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status in (-signal.SIGKILL, -signal.SIGTERM)
-        survived = status == -signal.SIGTERM
-        yield trial
 
 
 def test_a_process_killed_at_any_file_operation_leaves_a_complete_state(tmp_path: Path) -> None:
@@ -448,6 +406,35 @@ def _killed_everywhere(folder: str) -> list[int | None]:
         assert names(trial) == ["step-00000003"], trial
         assert len(names(trial / "step-00000003")) == 2
     return found
+
+
+def test_partial_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    run_ranks(_killed_in_a_shard, 1, str(tmp_path), torch=True)
+
+
+def _killed_in_a_shard(folder: str) -> None:
+    box = Box({"values": torch.ones(100_000)})
+    checkpointer = Checkpointer(folder, keep=2, box=box)
+    checkpointer.save(1)
+    for step in (1, 2):  # once beside a state that is kept, once where there is none
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills who writes beyond the limit
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            checkpointer.save(step)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGXFSZ
+        assert list(Path(folder, f"step-{step:08d}").glob("state-*/.tmp*"))
+    old = os.umask(0o022)
+    checkpointer.save(3)
+    os.umask(old)
+    assert names(Path(folder)) == ["step-00000001", "step-00000003"]
+    for path in Path(folder).glob("step-*"):
+        assert len(names(path)) == 2, names(path)
+    files = [path for path in Path(folder, "step-00000003").rglob("*") if path.is_file()]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files}
+    assert set(modes.values()) == {0o644}, modes
 
 
 def test_a_state_that_is_saved_again_is_there_at_any_time(tmp_path: Path) -> None:
@@ -491,8 +478,8 @@ def _save_with_a_victim(folder: str, victim: int, operation: int) -> None:
 # --- several ranks ---
 
 
-def test_every_backend_saves_and_restores(crew: Crew, tmp_path: Path) -> None:
-    assert crew.run(_save_and_restore, str(tmp_path)) == [[0.0, 1.0, rank] for rank in range(crew.size)]
+def test_every_backend_saves_and_restores(rank_group: RankGroup, tmp_path: Path) -> None:
+    assert rank_group.run(_save_and_restore, str(tmp_path)) == [[0.0, 1.0, rank] for rank in range(rank_group.size)]
 
 
 def _save_and_restore(context: DistributedContext, folder: str) -> list[float]:
@@ -505,10 +492,10 @@ def _save_and_restore(context: DistributedContext, folder: str) -> list[float]:
     return [box.state["large"][0].item(), box.state["small"][0].item(), box.own["count"].item()]
 
 
-def test_ranks_save_and_another_number_of_them_goes_on(tmp_path: Path) -> None:
+def test_a_state_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     drawn = run_ranks(_save_by_ranks, 3, str(tmp_path), torch=True)
     folder = tmp_path / "step-00000007"
-    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    sizes = [path.stat().st_size for path in folder.glob("*/*.safetensors")]
     assert len(sizes) == 3
     assert max(sizes) < 1.1 * min(sizes)
     same_size = run_ranks(_restore_by_ranks, 3, str(tmp_path), torch=True)
@@ -557,7 +544,7 @@ def _restore_by_ranks(folder: str) -> dict[str, Any]:
 def test_a_disk_that_is_full_on_one_rank_is_everybodys_error(tmp_path: Path) -> None:
     found = run_ranks(_full_disk, 2, str(tmp_path), torch=True)
     assert "rank 1 failed: CheckpointError" in found[0]
-    assert "shard-1-of-2" in found[1]
+    assert "shard-1.safetensors" in found[1]
     assert names(tmp_path) == ["step-00000001", "step-00000003"]  # what was begun has been removed
     assert restored(tmp_path, 1)[0] == 1
 
@@ -578,7 +565,7 @@ def _full_disk(folder: str) -> str:
         return str(caught.value)
 
 
-def test_ranks_that_do_not_go_together_are_told(tmp_path: Path) -> None:
+def test_inconsistent_ranks_raise(tmp_path: Path) -> None:
     run_ranks(_disagreeing, 2, str(tmp_path), torch=True)
 
 

@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: what arrives is what was sent, and how far that is from what was wanted is stated."""
+"""Compressed gradients: they arrive as sent, and the reported error is right."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.training import DataParallel, Half, TopK, Traffic
-from neuraxis.training.buckets import Bucket, plan_buckets
-from neuraxis.training.compression import codec_for
-from neuraxis.training.reducer import Reducer, ReducerOptions
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from neuraxis.training.parallel.buckets import Bucket, plan_buckets
+from neuraxis.training.parallel.compression import codec_for
+from neuraxis.training.parallel.reducer import Reducer, ReducerOptions
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
 
 WEIGHT = 4.0  # a power of two, so that dividing by it costs no bit
 
@@ -26,7 +26,7 @@ def buckets(dtype: torch.dtype, size: int, device: str = "cpu") -> list[Bucket]:
     parameters = [
         (name, nn.Parameter(torch.zeros(length, dtype=dtype, device=device))) for name, length in lengths.items()
     ]
-    return plan_buckets(parameters, 1, 1, size, control_apart=True).buckets[:-1]
+    return plan_buckets(parameters, 1, 1, size, separate_metadata=True).buckets[:-1]
 
 
 def gradients(length: int, rank: int, step: int, dtype: torch.dtype) -> Tensor:
@@ -77,17 +77,17 @@ def error_feedback(context: Any, name: str, device: str = "cpu") -> list[str]:
             missed_squares += float(residual.double().square().sum())
         stated, true = codec.relative_error(), math.sqrt(missed_squares / wanted_squares)
         checks.equal(abs(stated - true) < 1e-12 and 0.3 < true < 1.0, True, f"relative error {stated} {true}")
-    return checks.complaints
+    return checks.failures
 
 
-def test_what_top_k_does_not_send_it_owes(crew: Crew) -> None:
+def test_top_k_keeps_the_unsent_part_as_residual(rank_group: RankGroup) -> None:
     for dtype in ("float32", "float64", "float16", "bfloat16"):
-        crew.check(error_feedback, dtype)
+        rank_group.check(error_feedback, dtype)
 
 
 @pytest.mark.gpu
-def test_top_k_on_a_gpu(crew: Crew) -> None:
-    crew.check(error_feedback, "float32", "cuda")
+def test_top_k_on_a_gpu(rank_group: RankGroup) -> None:
+    rank_group.check(error_feedback, "float32", "cuda")
 
 
 def everything_is_sent(context: Any) -> list[str]:
@@ -101,15 +101,15 @@ def everything_is_sent(context: Any) -> list[str]:
         difference = (bucket.values - parts_of_all(context, mine).sum(0)).abs().max()
         checks.equal(float(difference) < 1e-12, True, "sum")
     checks.equal(codec.relative_error(), 0.0)
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_fraction_of_one_is_the_plain_sum(crew: Crew) -> None:
-    crew.check(everything_is_sent)
+def test_a_fraction_of_one_is_the_plain_sum(rank_group: RankGroup) -> None:
+    rank_group.check(everything_is_sent)
 
 
 def debts_and_weights(context: Any) -> list[str]:
-    """What is owed counts as its own batch did, however large the batch is with which it is paid."""
+    """A residual keeps the weight of its own batch, however large the batch is with which it is sent."""
     rank, size = context.rank, context.world_size
     checks = Checks(rank)
     codec = codec_for(TopK(0.5))
@@ -126,11 +126,11 @@ def debts_and_weights(context: Any) -> list[str]:
     codec.exchange(bucket, context.world, 2.0, 0)
     checks("a batch of 2").equal((bucket.values / (2 * size)).tolist(), [0.0, 0.0, 0.0, 2.0, 1.0])
     checks.equal(codec.relative_error(), 0.0)
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_small_batch_does_not_pay_more_than_is_owed(crew: Crew) -> None:
-    crew.check(debts_and_weights)
+def test_a_small_batch_does_not_pay_more_than_is_owed(rank_group: RankGroup) -> None:
+    rank_group.check(debts_and_weights)
 
 
 def not_finite(context: Any, compress: str) -> list[str]:
@@ -149,12 +149,12 @@ def not_finite(context: Any, compress: str) -> list[str]:
         checks.equal(math.isnan(codec.relative_error()), rank == size - 1, "relative error is NaN")
         debts = codec.state_dict().values()
         checks.equal(all(bool(debt.isfinite().all()) for debt in debts), True, "debts are finite")
-    return checks.complaints
+    return checks.failures
 
 
-def test_an_infinity_of_one_rank_reaches_all_of_them(crew: Crew) -> None:
+def test_an_infinity_of_one_rank_reaches_all_of_them(rank_group: RankGroup) -> None:
     for compress in ("topk", "fp16", "bf16"):
-        crew.check(not_finite, compress)
+        rank_group.check(not_finite, compress)
 
 
 # --- 16 bits ---
@@ -181,18 +181,18 @@ def sixteen_bits(context: Any, name: str, device: str = "cpu") -> list[str]:
             checks.equal(bool(((bucket.values - parts.sum(0)).abs() <= bound).all()), True, "error within its bound")
         checks.equal(codec.sent_bytes() - bytes_before, 2 * (37 + 101 + 5), "bytes")
         checks.equal(0 < codec.relative_error() <= rounding, True, f"relative error {codec.relative_error()}")
-    return checks.complaints
+    return checks.failures
 
 
-def test_16_bits_keep_within_the_stated_error(crew: Crew) -> None:
+def test_16_bits_keep_within_the_stated_error(rank_group: RankGroup) -> None:
     for name in ("fp16", "bf16"):
-        crew.check(sixteen_bits, name)
+        rank_group.check(sixteen_bits, name)
 
 
 @pytest.mark.gpu
-def test_16_bits_on_a_gpu(crew: Crew) -> None:
+def test_16_bits_on_a_gpu(rank_group: RankGroup) -> None:
     for name in ("fp16", "bf16"):
-        crew.check(sixteen_bits, name, "cuda")
+        rank_group.check(sixteen_bits, name, "cuda")
 
 
 def too_large(context: Any) -> list[str]:
@@ -205,11 +205,11 @@ def too_large(context: Any) -> list[str]:
         checks.equal(bool(bucket.values.isfinite().all()), True, "finite")
         checks.equal(float(bucket.values.min()) > 65504 / 2, True, "large")
     checks.equal(codec.relative_error() > 0.9, True, "the error is told")
-    return checks.complaints
+    return checks.failures
 
 
-def test_what_is_too_large_for_fp16_is_cut_and_said(crew: Crew) -> None:
-    crew.check(too_large)
+def test_values_too_large_for_fp16_are_clipped_and_counted(rank_group: RankGroup) -> None:
+    rank_group.check(too_large)
 
 
 # --- state, names, numbers ---
@@ -238,18 +238,18 @@ def resumed(context: Any) -> list[str]:
         results.append(torch.cat(result))
     checks.equal(torch.equal(results[0], results[1]), True, "after a restart")
     checks.equal(torch.equal(results[0], results[2]), False, "without what is owed")
-    return checks.complaints
+    return checks.failures
 
 
-def test_debts_survive_a_restart(crew: Crew) -> None:
-    crew.check(resumed)
+def test_debts_survive_a_restart(rank_group: RankGroup) -> None:
+    rank_group.check(resumed)
 
 
 def test_debts_go_with_their_parameters() -> None:
     """Buckets change when a layer is frozen or moved; what is owed to a parameter stays owed to it."""
     parameters = [(name, nn.Parameter(torch.zeros(size))) for name, size in (("a", 2), ("b", 3), ("c", 1))]
-    together = plan_buckets(parameters, 1 << 20, 1 << 20, 1, control_apart=True)
-    apart = plan_buckets(parameters[1:], 1, 1, 1, control_apart=True)
+    together = plan_buckets(parameters, 1 << 20, 1 << 20, 1, separate_metadata=True)
+    apart = plan_buckets(parameters[1:], 1, 1, 1, separate_metadata=True)
     codec = codec_for(TopK(0.2))
     assert codec is not None
     codec.load_state_dict({"residual.0": torch.arange(6.0)})  # c, b and a: the last comes first
@@ -337,11 +337,11 @@ def learned(context: Any) -> list[str]:
             checks.equal(traffic.bytes_sent > traffic.bytes_uncompressed, True, str(traffic))
         else:
             checks.equal(traffic.saved > 0.5, True, str(traffic))
-    return checks.complaints
+    return checks.failures
 
 
-def test_training_with_compression(crew: Crew) -> None:
-    crew.check(learned)
+def test_training_with_compression(rank_group: RankGroup) -> None:
+    rank_group.check(learned)
 
 
 def what_is_left_over_has_no_loss_scale(context: Any) -> list[str]:
@@ -364,8 +364,8 @@ def what_is_left_over_has_no_loss_scale(context: Any) -> list[str]:
     # Eight steps with a quarter of the values each have sent everything at least once, at its true size.
     checks.equal(bool((total > 8 * true.abs().max()).any()), False, "more than was wanted")
     checks.equal(bool((total[true > 1] > 4).all()), True, "most of what was wanted")
-    return checks.complaints
+    return checks.failures
 
 
-def test_what_is_left_over_has_no_loss_scale(crew: Crew) -> None:
-    crew.check(what_is_left_over_has_no_loss_scale)
+def test_residuals_are_kept_without_the_loss_scale(rank_group: RankGroup) -> None:
+    rank_group.check(what_is_left_over_has_no_loss_scale)

@@ -1,9 +1,10 @@
-"""DataParallel: what is unused, frozen or accumulated, ranks without data, names, and a module as any other."""
+"""DataParallel: unused, frozen and accumulated gradients, ranks without data, names, and use as a plain module."""
 
 from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import neuraxis.distributed
-from neuraxis.errors import InvalidArgument, InvalidType, ModelMismatch, StepInterrupted
+from neuraxis.errors import InvalidArgument, InvalidType, ModelMismatch, PeerLost, StepInterrupted
 from neuraxis.training import DataParallel, Half, SyncBatchNorm, TopK
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
 from tests.training.case import (
     OPTIMIZERS,
     batch,
@@ -84,8 +85,8 @@ def parts(context: Any, step: int, data: Callable[[int, int], tuple[Tensor, Tens
 # --- gradients ---
 
 
-def test_gradients(crew: Crew) -> None:
-    crew.check(gradients_of_all_kinds)
+def test_gradients(rank_group: RankGroup) -> None:
+    rank_group.check(gradients_of_all_kinds)
 
 
 def gradients_of_all_kinds(context: Any) -> list[str]:
@@ -121,7 +122,7 @@ def gradients_of_all_kinds(context: Any) -> list[str]:
         case(context, checks(case.__name__))
     for case in (sums, not_zeroed, kept_graph, frozen_later):
         case(context, checks(case.__name__, "in one bucket"), {})
-    return checks.complaints
+    return checks.failures
 
 
 def unused_somewhere(context: Any, checks: Checks) -> None:
@@ -356,7 +357,7 @@ def other_dtypes(context: Any, checks: Checks) -> None:
 
 
 def frozen_later(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
-    """What is trained changes, and the module changes its dtype."""
+    """The set of trained parameters changes, and the dtype of the module."""
     whole, model = plain_net(), DataParallel(plain_net(), **options)
     for step, change in enumerate(
         (
@@ -431,7 +432,7 @@ def frozen_around_a_norm(context: Any, checks: Checks) -> None:
 
 
 def replaced_parts(context: Any, checks: Checks) -> None:
-    """What has neither parameters nor buffers may be replaced; what has is noticed before it is trained alone."""
+    """A module without parameters and buffers may be replaced; replacing another one raises before it is trained."""
     whole, model = plain_net(), DataParallel(plain_net())
     x, y, whole_x, whole_y, _ = parts(context, 0)
     for network, rows, targets in ((model, x, y), (whole, whole_x, whole_y)):
@@ -441,7 +442,7 @@ def replaced_parts(context: Any, checks: Checks) -> None:
     if context.world_size == 1:
         return
     model.module[2], before = nn.Linear(8, 8).double(), model.module[2]
-    checks.equal("'2.weight' was put into the module" in checks.raises(InvalidArgument, model, x), True, "the layer")
+    checks.equal("'2.weight' was added to the module" in checks.raises(InvalidArgument, model, x), True, "the layer")
     model.module[2] = before
     model.zero_grad()
     mean_loss(model(x), y).backward()
@@ -472,7 +473,7 @@ def gradients_in_one_memory(context: Any, checks: Checks) -> None:
 
 def outputs_with_hooks(context: Any, checks: Checks) -> None:
     """Hooks of others on an output, before and after it was given out, and one that is changed in place."""
-    told: list[str] = []
+    calls: list[str] = []
 
     class Hooked(nn.Module):
         def __init__(self, within: bool) -> None:
@@ -482,7 +483,7 @@ def outputs_with_hooks(context: Any, checks: Checks) -> None:
         def forward(self, x: Tensor) -> Tensor:
             output: Tensor = self.net(x)
             if self.within:
-                output.register_hook(lambda gradient: told.append("within"))
+                output.register_hook(lambda gradient: calls.append("within"))
             return output
 
     for within in (False, True):
@@ -491,15 +492,15 @@ def outputs_with_hooks(context: Any, checks: Checks) -> None:
         output = model(x)
         if not within:
             torch.save(output, io.BytesIO())  # without a warning, though it has a hook
-        handle = output.register_hook(lambda gradient: told.append("never"))
-        output.register_hook(lambda gradient: told.append("outside"))
+        handle = output.register_hook(lambda gradient: calls.append("never"))
+        output.register_hook(lambda gradient: calls.append("outside"))
         handle.remove()
         output.mul_(2.0)
-        output.register_hook(lambda gradient: told.append("doubled"))
+        output.register_hook(lambda gradient: calls.append("doubled"))
         mean_loss(output, y).backward()
         mean_loss(whole(whole_x) * 2.0, whole_y).backward()
         same_gradients(checks, model, whole, f"{within=}")
-    checks.equal(sorted(told), ["doubled", "doubled", "outside", "outside", "within"], "hooks")
+    checks.equal(sorted(calls), ["doubled", "doubled", "outside", "outside", "within"], "hooks")
 
 
 def two_heads(context: Any, checks: Checks) -> None:
@@ -567,8 +568,8 @@ def large_batches_in_float16(context: Any, checks: Checks) -> None:
 # --- several backward passes as one ---
 
 
-def test_accumulation(crew: Crew) -> None:
-    crew.check(accumulation)
+def test_accumulation(rank_group: RankGroup) -> None:
+    rank_group.check(accumulation)
 
 
 def accumulation(context: Any) -> list[str]:
@@ -602,7 +603,7 @@ def accumulation(context: Any) -> list[str]:
             optimizer_of_whole.step()
         checks.equal(difference(model, whole) < 1e-13, True, "as one process")
         accumulation_dropped(context, checks, model)
-    return checks.complaints
+    return checks.failures
 
 
 def accumulation_dropped(context: Any, checks: Checks, model: DataParallel) -> None:
@@ -632,7 +633,9 @@ def accumulation_dropped(context: Any, checks: Checks, model: DataParallel) -> N
                 mean_loss(model(x), y).backward()
 
     for k in (2, 1):  # in a block that is not the last, and in one that is
-        checks.contains(checks.raises(InvalidArgument, lambda k=k: two_passes(k)), "second backward pass in one block")
+        checks.contains(
+            checks.raises(InvalidArgument, lambda k=k: two_passes(k)), "second backward pass in one accumulate() block"
+        )
     with model.accumulate(2):
         mean_loss(model(x), y).backward()
     checks.equal(model.accumulating, True, "accumulating")
@@ -640,8 +643,8 @@ def accumulation_dropped(context: Any, checks: Checks, model: DataParallel) -> N
     checks.equal(model.accumulating, False, "accumulating after a state was loaded")
 
 
-def test_no_sync_and_empty_ranks(crew: Crew) -> None:
-    crew.check(no_sync)
+def test_no_sync_and_empty_ranks(rank_group: RankGroup) -> None:
+    rank_group.check(no_sync)
 
 
 def no_sync(context: Any) -> list[str]:
@@ -670,14 +673,14 @@ def no_sync(context: Any) -> list[str]:
     model.train()
     model(x, 0)
     checks.equal(model.traffic().steps, steps, "steps")
-    return checks.complaints
+    return checks.failures
 
 
 # --- ranks that run out of data ---
 
 
-def test_joining(crew: Crew) -> None:
-    crew.check(joining)
+def test_joining(rank_group: RankGroup) -> None:
+    rank_group.check(joining)
 
 
 def joining(context: Any) -> list[str]:
@@ -718,7 +721,7 @@ def joining(context: Any) -> list[str]:
             checks.equal(far < 1e-12, True, f"epoch {epoch}: as one process, off by {far:g}")
     joining_without_any(context, checks)
     joining_with_all_states(context, checks)
-    return checks.complaints
+    return checks.failures
 
 
 def _range(rows: list[int], rank: int) -> range:
@@ -746,9 +749,9 @@ def joining_with_all_states(context: Any, checks: Checks) -> None:
             for number in range(2 + context.rank):
                 step(1e30 if number == 2 and "precision" in options else 1.0)  # a step that is left out
                 scheduler.step()
-        told: list[Any] = [None] * context.world_size
-        context.world.all_gather_object(told, [model.scaler.get_scale(), scheduler.get_last_lr()])
-        checks.equal(told, [told[0]] * context.world_size, f"{options}: scale and rate")
+        reported: list[Any] = [None] * context.world_size
+        context.world.all_gather_object(reported, [model.scaler.get_scale(), scheduler.get_last_lr()])
+        checks.equal(reported, [reported[0]] * context.world_size, f"{options}: scale and rate")
         step()
         checks.equal(same_on_all_ranks(model, context.world), True, f"{options}: equal on all ranks")
     if context.world_size > 1:
@@ -783,15 +786,15 @@ def joining_without_any(context: Any, checks: Checks) -> None:
             first = next(model.parameters())
             checks.equal(int(optimizer.state[first]["step"]), 3, "steps of the optimizer")
         else:
-            checks.contains(checks.raises(InvalidArgument, loop), "ranks [0] have made no step")
+            checks.contains(checks.raises(InvalidArgument, loop), "ranks [0] made no step")
         checks.equal(same_on_all_ranks(model, context.world), True, "equal on all ranks")
 
 
 # --- with compression ---
 
 
-def test_compression_within_steps(crew: Crew) -> None:
-    crew.check(compression)
+def test_compression_within_steps(rank_group: RankGroup) -> None:
+    rank_group.check(compression)
 
 
 def compression(context: Any) -> list[str]:
@@ -823,11 +826,11 @@ def compression(context: Any) -> list[str]:
                 if not isinstance(compress, TopK):
                     checks.equal(compressed.bytes_sent < 0.5 * compressed.bytes_uncompressed, True, f"{compressed}")
     compression_resumed(context, checks)
-    return checks.complaints
+    return checks.failures
 
 
 def compression_resumed(context: Any, checks: Checks) -> None:
-    """What is owed belongs to the state of a step: without it the next steps would be others."""
+    """The residual is part of the state of a step: without it the next steps would differ."""
     checks("resumed")
 
     def steps(model: DataParallel, numbers_of_steps: range) -> None:
@@ -853,8 +856,8 @@ def compression_resumed(context: Any, checks: Checks) -> None:
 # --- buffers ---
 
 
-def test_buffers(crew: Crew) -> None:
-    crew.check(buffers)
+def test_buffers(rank_group: RankGroup) -> None:
+    rank_group.check(buffers)
 
 
 def buffers(context: Any) -> list[str]:
@@ -899,14 +902,14 @@ def buffers(context: Any) -> list[str]:
     functional.cross_entropy(model(x), y).backward()
     if size > 1:
         checks.equal(same_on_all_ranks(model, context.world), True, "equal on all ranks")
-    return checks.complaints
+    return checks.failures
 
 
 # --- a module as any other ---
 
 
-def test_names_and_nesting(crew: Crew) -> None:
-    crew.check(names)
+def test_names_and_nesting(rank_group: RankGroup) -> None:
+    rank_group.check(names)
 
 
 def names(context: Any) -> list[str]:
@@ -938,7 +941,11 @@ def names(context: Any) -> list[str]:
     wrapped.load_state_dict(bare.state_dict())
     checks.equal(difference(wrapped, bare), 0.0, "nested loaded")
     checks.contains(checks.raises(RuntimeError, model.load_state_dict, {"x": torch.zeros(1)}), "convolution.weight")
-    checks.raises(InvalidType, copy.deepcopy, model)
+    checks.raises(InvalidType, pickle.dumps, model)
+    for kind in ("named_modules", "named_parameters"):
+        mine, theirs = ([name for name, _ in getattr(each, kind)()] for each in (model, plain))
+        checks.equal(mine, theirs, kind)
+    checks.equal(next(DataParallel(nn.Linear(2, 2)).named_modules())[0], "", "root of a module without parts")
     checks.equal(model.eval().module.norm.training, False, "eval")
     checks.equal(model.train().module.norm.training, True, "train")
     checks.equal(model.to(torch.float32) is model, True, "to")
@@ -949,11 +956,65 @@ def names(context: Any) -> list[str]:
     checks.equal(DataParallel(SyncBatchNorm(3)).module.group, None, "group of SyncBatchNorm")
     layer = DataParallel(SyncBatchNorm(3), group=context.world).module
     checks.equal(layer.group is (context.world if context.world_size > 1 else None), True, "given group")
-    return checks.complaints
+    return checks.failures
 
 
-def test_arguments(crew: Crew) -> None:
-    crew.check(arguments)
+def test_copies_and_averages_of_parameters(rank_group: RankGroup) -> None:
+    rank_group.check(copies)
+
+
+def copies(context: Any) -> list[str]:
+    checks = Checks(context.rank)
+    model = DataParallel(synchronised(1, torch.float64), group=context.world)
+    twin = copy.deepcopy(model)
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    checks.equal(difference(twin, model), 0.0, "copied")
+    inputs, targets = batch(context.rank, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    checks.equal(difference(twin, model) > 0, True, "the copy has its own parameters")
+    checks.equal(same_on_all_ranks(average.module, context.world), True, "averages are equal on all ranks")
+    with torch.no_grad():
+        checks.equal(average.eval()(inputs).shape[0], len(targets), "output")
+    again = copy.deepcopy(twin)
+    for copied in (twin, again, average.module):
+        if context.world_size > 1:
+            loss = functional.cross_entropy(copied.eval()(inputs), targets)
+            checks.contains(checks.raises(InvalidArgument, loss.backward), "a copy of a DataParallel cannot be trained")
+    return checks.failures
+
+
+def test_an_optimizer_step_in_a_hook_is_refused_on_every_rank(rank_group: RankGroup) -> None:
+    rank_group.check(step_in_a_hook)
+
+
+def step_in_a_hook(context: Any) -> list[str]:
+    checks = Checks(context.rank)
+    if context.world_size == 1:
+        return checks.failures
+    for options in ({}, {"overlap": False}, TINY):
+        model = DataParallel(plain_net(), **options)
+        inputs, targets = numbers(context.rank, 4)
+        mean_loss(model(inputs), targets).backward()  # hooks that only look are welcome
+        parameter = next(model.parameters())
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        loss = mean_loss(model(inputs), targets)
+        try:
+            loss.backward()
+            checks.equal("nothing", "an error", "backward")
+        except (StepInterrupted, PeerLost) as error:  # the second where another rank was first
+            if isinstance(error, StepInterrupted):
+                checks.contains(str(error), "changed during a backward pass")
+    return checks.failures
+
+
+def test_arguments(rank_group: RankGroup) -> None:
+    rank_group.check(arguments)
 
 
 def arguments(context: Any) -> list[str]:
@@ -962,7 +1023,7 @@ def arguments(context: Any) -> list[str]:
         ("loss='max'", {"loss": "max"}),
         ("buffers='mine'", {"buffers": "mine"}),
         ("sync_every=0", {"sync_every": 0}),
-        ("use 'bf16'", {"sync_every": 2, "precision": "fp16"}),
+        ("Use precision='bf16'", {"sync_every": 2, "precision": "fp16"}),
         ("precision='int8'", {"precision": "int8"}),
         ("compress='zip'", {"compress": "zip"}),
     ):
@@ -976,7 +1037,7 @@ def arguments(context: Any) -> list[str]:
         bad = DataParallel(plain_net(), weigh=lambda args, kwargs: -1.0)
         checks.contains(checks.raises(InvalidArgument, bad, torch.zeros(2, 3).double()), "-1.0")
     checks("accumulate").raises(InvalidArgument, lambda: model.accumulate(0).__enter__())
-    return checks.complaints
+    return checks.failures
 
 
 # --- one process ---

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from neuraxis.comm import DistributedContext
 from neuraxis.training import SyncBatchNorm, Trainer, shard
-from tests.comm.ranks import run_ranks
+from tests.ranks.processes import run_ranks
 
 EPOCHS = 6
 GLOBAL_BATCH = 64

@@ -1,4 +1,4 @@
-"""Ranks on a split batch become what one process on the whole batch becomes."""
+"""Training on a split batch equals training on the whole batch in one process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from neuraxis.training import DataParallel
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
 from tests.training.case import SPLITS, difference, net, same_on_all_ranks, synchronised, train_part, train_whole
 
 STEPS = 20
@@ -17,8 +17,8 @@ TINY = 200  # bytes: several buckets even of a small net
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_they_become_what_one_process_becomes(crew: Crew, optimizer: str) -> None:
-    crew.check(equality, optimizer)
+def test_training_equals_one_process(rank_group: RankGroup, optimizer: str) -> None:
+    rank_group.check(equality, optimizer)
 
 
 def equality(context: Any, optimizer: str) -> list[str]:
@@ -34,7 +34,7 @@ def equality(context: Any, optimizer: str) -> list[str]:
     checks(optimizer, "float32")
     compare(checks, context, optimizer, "uneven", torch.float32, 1e-5, {})
     assert (size, rank) == (context.world.size, context.world.rank)
-    return checks.complaints
+    return checks.failures
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""A rank that dies, raises or leaves a step half sent: the others are told soon, and nobody hangs."""
+"""A rank that dies, raises or leaves within a step: the others soon raise, and none hangs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.utils.checkpoint import checkpoint
 from neuraxis.distributed import DistributedContext
 from neuraxis.errors import PeerLost, StepInterrupted
 from neuraxis.training import DataParallel, SyncBatchNorm
-from tests.comm.ranks import Ranks, run_ranks
+from tests.ranks.processes import Ranks, run_ranks
 
 pytestmark = pytest.mark.alone
 
 SIZE = 3
 VICTIM = 1
 STEP = 3
-NOTICED_WITHIN_S = 1.0
+NOTICED_WITHIN_S = 10.0  # a deadline against hangs, also on a machine with more to do than cores
 TINY: dict[str, Any] = {"first_bucket_bytes": 100, "bucket_bytes": 100}
 
 

@@ -1,4 +1,4 @@
-"""A rank that raises over MPI is told to the others, who can save what they have; if it dies, mpirun ends them."""
+"""A rank that raises over MPI: the others get an error and can save; if it dies, mpirun ends them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.crew.nursery import SEARCH_PATH
+from tests.ranks.fork_server import SEARCH_PATH
 from tests.training import fault_script
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
-NOTICED_WITHIN_S = 1.0
+NOTICED_WITHIN_S = 30.0  # a deadline against hangs, also on a machine with more to do than cores
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ NOTICED_WITHIN_S = 1.0
         ("exits", 3, "left by sys.exit(3)"),
     ],
 )
-def test_the_others_are_told(kind: str, status: int, reason: str) -> None:
+def test_the_other_ranks_get_an_error(kind: str, status: int, reason: str) -> None:
     mpirun = Path(sys.executable).with_name("mpirun")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_"))}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Steps of one's own, and every k-th the ranks become what they are on average."""
+"""Local SGD: separate steps, and an average of the ranks after every k-th."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.optim import optimizer as optimizers
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import InvalidArgument, PeerLost
 from neuraxis.training import DataParallel
-from neuraxis.training.local_sgd import LocalSteps
-from tests.comm.ranks import Ranks
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from neuraxis.training.parallel.local_sgd import LocalSGD
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
+from tests.ranks.processes import Ranks
 
 TOLERANCE = 1e-12
 
@@ -86,12 +86,12 @@ def averaged(context: Any, name: str, every: int) -> list[str]:
     their_optimizers = [optimizer_of(name, each) for each in played]
     module = net()
     optimizer = optimizer_of(name, module)
-    steps = LocalSteps(module, context.world, every)
+    steps = LocalSGD(module, context.world, every)
     shares = torch.tensor([float(rows_of(each)) for each in range(size)], dtype=torch.float64)
     shares /= shares.sum()
     for number in range(2 * every):
         checks(name, "every", every, "step", number)
-        steps.seen(rows_of(rank))
+        steps.count_samples(rows_of(rank))
         step(module, optimizer, rank, number, rows_of(rank), False)
         for each in range(size):
             # These are no business of `steps`, which knows its own parameters.
@@ -114,7 +114,7 @@ def averaged(context: Any, name: str, every: int) -> list[str]:
         checks.equal(equal, size == 1 or (number + 1) % every == 0, "all ranks have the same bits")
     checks.equal(int(module.number), 2**60 + 1, "a large integer")
     steps.close()
-    return checks.complaints
+    return checks.failures
 
 
 def put(module: nn.Module, optimizer: torch.optim.Optimizer, values: Any) -> None:
@@ -136,9 +136,9 @@ def same_everywhere(context: Any, tensors: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_every_kth_step_the_ranks_become_their_mean(crew: Crew, name: str) -> None:
+def test_every_kth_step_the_ranks_become_their_mean(rank_group: RankGroup, name: str) -> None:
     for every in (1, 3):
-        crew.check(averaged, name, every)
+        rank_group.check(averaged, name, every)
 
 
 def one_step_each(context: Any) -> list[str]:
@@ -151,7 +151,7 @@ def one_step_each(context: Any) -> list[str]:
     for each in (whole, mine):
         nn.init.constant_(each.weight, 0.1)
         nn.init.zeros_(each.bias)
-    steps = LocalSteps(mine, context.world, 1)
+    steps = LocalSGD(mine, context.world, 1)
     whole_optimizer, optimizer = optimizer_of("sgd", whole), optimizer_of("sgd", mine)
     for number in range(3):
         for each, its_optimizer, rows in (
@@ -160,15 +160,15 @@ def one_step_each(context: Any) -> list[str]:
         ):
             its_optimizer.zero_grad()
             each(rows).square().mean().backward()
-            steps.seen(4 if each is mine else 0)
+            steps.count_samples(4 if each is mine else 0)
             its_optimizer.step()
     checks.equal(float((whole.weight - mine.weight).detach().abs().max()) < TOLERANCE, True, "weight")
     steps.close()
-    return checks.complaints
+    return checks.failures
 
 
-def test_averaging_every_step_is_averaging_gradients(crew: Crew) -> None:
-    crew.check(one_step_each)
+def test_averaging_every_step_is_averaging_gradients(rank_group: RankGroup) -> None:
+    rank_group.check(one_step_each)
 
 
 def through_data_parallel(context: Any, device: str = "cpu") -> list[str]:
@@ -184,27 +184,27 @@ def through_data_parallel(context: Any, device: str = "cpu") -> list[str]:
     model.synchronize()
     checks("synchronize").equal(same_everywhere(context, everything_of(model, optimizer)), True, "the same bits")
     checks.raises(InvalidArgument, DataParallel, net(), sync_every=3, precision="fp16")
-    return checks.complaints
+    return checks.failures
 
 
-def test_data_parallel_with_sync_every(crew: Crew) -> None:
-    crew.check(through_data_parallel)
+def test_data_parallel_with_sync_every(rank_group: RankGroup) -> None:
+    rank_group.check(through_data_parallel)
 
 
 @pytest.mark.gpu
-def test_data_parallel_with_sync_every_on_a_gpu(crew: Crew) -> None:
-    crew.check(through_data_parallel, "cuda")
+def test_data_parallel_with_sync_every_on_a_gpu(rank_group: RankGroup) -> None:
+    rank_group.check(through_data_parallel, "cuda")
 
 
 def lose_a_rank() -> int:
     """Rank 1 is killed before a step that averages; whom the others miss, and where."""
     with DistributedContext("shm", timeout=30) as context:
         module = nn.Linear(2, 2)
-        steps = LocalSteps(module, context.world, 2)
+        steps = LocalSGD(module, context.world, 2)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         for number in range(4):
             module(torch.ones(1, 2)).sum().backward()
-            steps.seen(1)
+            steps.count_samples(1)
             if context.rank == 1 and number == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
@@ -230,9 +230,9 @@ def unused_somewhere(context: Any) -> list[str]:
         never = copy.deepcopy(module.never.state_dict())
         frozen = copy.deepcopy(module.frozen.state_dict())
         optimizer = optimizer_of(name, module)
-        steps = LocalSteps(module, context.world, 2)
+        steps = LocalSGD(module, context.world, 2)
         for number in range(4):
-            steps.seen(5)
+            steps.count_samples(5)
             step(module, optimizer, rank, number, 5, extra=rank == size - 1)
         tensors = everything_of(module, optimizer)
         checks.equal(same_everywhere(context, tensors), True, "all ranks have the same bits")
@@ -246,11 +246,11 @@ def unused_somewhere(context: Any) -> list[str]:
             same = all(torch.equal(value, before[key]) for key, value in part.state_dict().items())
             checks.equal(same, True, "what nobody used or trained is as it was, to the bit")
         steps.close()
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_layer_that_only_some_ranks_use(crew: Crew) -> None:
-    crew.check(unused_somewhere)
+def test_a_layer_that_only_some_ranks_use(rank_group: RankGroup) -> None:
+    rank_group.check(unused_somewhere)
 
 
 def without_data(context: Any) -> list[str]:
@@ -260,8 +260,8 @@ def without_data(context: Any) -> list[str]:
     module = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         module.weight.fill_(float(rank) if rank or size == 1 else float("nan"))
-    steps = LocalSteps(module, context.world, 5)
-    steps.seen(0 if size > 1 and rank == 0 else rank)
+    steps = LocalSGD(module, context.world, 5)
+    steps.count_samples(0 if size > 1 and rank == 0 else rank)
     steps.average()
     counted = range(1, size) if size > 1 else range(1)
     total = sum(counted)
@@ -272,11 +272,11 @@ def without_data(context: Any) -> list[str]:
     steps.average()
     checks("nobody has").equal(abs(module.weight[0, 0].item() - (size - 1) / 2) < 1e-6, True)
     steps.close()
-    return checks.complaints
+    return checks.failures
 
 
-def test_who_has_seen_nothing_counts_for_nothing(crew: Crew) -> None:
-    crew.check(without_data)
+def test_a_rank_without_samples_has_no_weight(rank_group: RankGroup) -> None:
+    rank_group.check(without_data)
 
 
 def counting(context: Any) -> list[str]:
@@ -284,13 +284,13 @@ def counting(context: Any) -> list[str]:
     checks = Checks(context.rank)
     module = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
     first, second = (torch.optim.SGD(part.parameters(), lr=1.0) for part in module)
-    steps = LocalSteps(module, context.world, 2)
+    steps = LocalSGD(module, context.world, 2)
 
     def after(*order: torch.optim.Optimizer) -> list[float]:
         for optimizer in order:
             for part in module:
                 part.weight.grad = torch.full((1, 1), -float(context.rank))  # each step adds the rank
-            steps.seen(1)
+            steps.count_samples(1)
             optimizer.step()
         return [part.weight.item() for part in module]
 
@@ -306,17 +306,17 @@ def counting(context: Any) -> list[str]:
     checks("the second").equal(after(second), [2 * mean, 3 * mean])
     steps.close()
     checks("closed").equal(after(first, first), [2 * mean + 2 * rank, 3 * mean])
-    return checks.complaints
+    return checks.failures
 
 
-def test_each_optimizer_has_its_own_count(crew: Crew) -> None:
-    crew.check(counting)
+def test_each_optimizer_has_its_own_count(rank_group: RankGroup) -> None:
+    rank_group.check(counting)
 
 
 def refused(context: Any) -> list[str]:
     checks = Checks(context.rank)
     module = nn.Linear(2, 1)
-    steps = LocalSteps(module, context.world, 1)
+    steps = LocalSGD(module, context.world, 1)
     optimizer = torch.optim.LBFGS(module.parameters(), max_iter=2)
 
     def closure() -> Tensor:
@@ -328,15 +328,15 @@ def refused(context: Any) -> list[str]:
     if context.world_size > 1:
         checks.contains(checks.raises(InvalidArgument, optimizer.step, closure), "LBFGS")
     steps.close()
-    checks.contains(checks.raises(InvalidArgument, LocalSteps, module, context.world, 0), "sync_every=0")
+    checks.contains(checks.raises(InvalidArgument, LocalSGD, module, context.world, 0), "sync_every=0")
     before = len(optimizers._global_optimizer_post_hooks)
-    forgotten = LocalSteps(module, context.world, 1)
+    forgotten = LocalSGD(module, context.world, 1)
     checks.equal(len(optimizers._global_optimizer_post_hooks), before + 1, "hooks")
     del forgotten
     gc.collect()
     checks.equal(len(optimizers._global_optimizer_post_hooks), before, "hooks of what is gone")
-    return checks.complaints
+    return checks.failures
 
 
-def test_what_cannot_be_averaged_is_refused_and_nothing_stays_behind(crew: Crew) -> None:
-    crew.check(refused)
+def test_parameters_that_cannot_be_averaged_are_refused_without_side_effects(rank_group: RankGroup) -> None:
+    rank_group.check(refused)

@@ -1,4 +1,4 @@
-"""A server and workers that come, go, die and are slow: what they train, and that nobody waits for ever."""
+"""A parameter server with workers that join, leave, die and are slow: the result, and bounded waits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ from neuraxis.errors import (
 from neuraxis.mesh import Node
 from neuraxis.rpc import RpcContext
 from neuraxis.training import DataParallel, ParameterServer, RpcChannel, ServerWorker
-from neuraxis.training.channel import Handler, MeshChannel
-from neuraxis.training.pieces import Pieces
-from tests.comm.ranks import Ranks, await_mark, mark, run_ranks
+from neuraxis.training.server.channel import ChunkStore, Handler, MeshChannel
+from tests.ranks.processes import Ranks, await_mark, mark, run_ranks
 from tests.training.case import UNEVEN, batch, mine, net, plain_net, rows_of
 
 TOLERANCE = 1e-12
@@ -42,7 +41,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module", autouse=True)
 def _zenoh_is_warm() -> None:
-    """Let Zenoh open what it keeps for the life of a process, so that no test is blamed for it."""
+    """Let Zenoh open the resources that it keeps until the process ends, so that the leak check ignores them."""
     with Node("first", mesh=f"warm-{os.getpid()}") as first, Node("second", mesh=f"warm-{os.getpid()}") as second:
         first.serve("nothing", lambda message: 0)
         second.request("first", "nothing", timeout=LIMIT_S)
@@ -129,7 +128,7 @@ def server_and_all_reduce(mesh: str, optimizer: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_a_synchronous_server_gives_what_all_reduce_gives(mesh: str, optimizer: str) -> None:
+def test_a_synchronous_server_equals_all_reduce(mesh: str, optimizer: str) -> None:
     results = run_ranks(server_and_all_reduce, 4, mesh, optimizer, torch=True)
     for difference, away in results[1:]:
         assert difference < TOLERANCE
@@ -167,7 +166,7 @@ def test_over_remote_calls_it_is_the_same(mesh: str, backend: str) -> None:
     assert far < TOLERANCE
 
 
-def test_who_joins_takes_part_from_then_on_and_who_leaves_no_longer(start: Callable[..., Any]) -> None:
+def test_workers_can_join_and_leave(start: Callable[..., Any]) -> None:
     whole = plain_net()
     reference = sgd(whole)
     model = plain_net()
@@ -211,7 +210,7 @@ def test_a_batch_without_rows_changes_nothing(start: Callable[..., Any]) -> None
     assert distance(model, plain_net()) > 0.0
 
 
-def test_how_much_a_batch_counts_can_be_said(start: Callable[..., Any]) -> None:
+def test_the_weight_of_a_batch_can_be_set(start: Callable[..., Any]) -> None:
     model, whole = plain_net(), plain_net()
     start(ParameterServer, model, torch.optim.SGD(model.parameters(), 0.1), workers=2)
     nets = [plain_net(), plain_net()]
@@ -231,16 +230,16 @@ def test_how_much_a_batch_counts_can_be_said(start: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_nobody_gets_further_ahead_than_the_bound(start: Callable[..., Any], staleness: int) -> None:
+def test_no_worker_exceeds_the_staleness_bound(start: Callable[..., Any], staleness: int) -> None:
     model = plain_net()
-    server = start(ParameterServer, model, sgd(model), mode="async", staleness=staleness, patience_s=LIMIT_S)
+    server = start(ParameterServer, model, sgd(model), mode="async", staleness=staleness, straggler_timeout=LIMIT_S)
     nets = [plain_net(), plain_net()]
     fast = start(ServerWorker, nets[0], name="fast", timeout=LIMIT_S)
     slow = start(ServerWorker, nets[1], name="slow", timeout=LIMIT_S)
     for _ in range(staleness):
         give(fast, nets[0], 1)
     fast.timeout = 1.0
-    with pytest.raises(RequestTimeout, match="waited for: slow"):
+    with pytest.raises(RequestTimeout, match="waiting for: slow"):
         give(fast, nets[0], 1)
     assert server.members() == {"fast": staleness + 1, "slow": 0}
     result = give(slow, nets[1], 2)
@@ -290,11 +289,11 @@ def test_asynchronous_training_converges_and_no_gradient_is_older_than_the_bound
 
 def test_a_slow_worker_is_left_behind_and_comes_back(start: Callable[..., Any]) -> None:
     model = plain_net()
-    server = start(ParameterServer, model, sgd(model), patience_s=0.3)
+    server = start(ParameterServer, model, sgd(model), straggler_timeout=0.3)
     nets = [plain_net(), plain_net()]
     quick = start(ServerWorker, nets[0], name="quick", timeout=LIMIT_S)
     slow = start(ServerWorker, nets[1], name="slow", timeout=LIMIT_S)
-    assert give(quick, nets[0], 1).version == 1  # returns when the patience is over
+    assert give(quick, nets[0], 1).version == 1  # returns after the timeout
     late = give(slow, nets[1], 2)
     assert (late.dropped, late.missed, late.version) == (True, 1, 1)
     assert distance(nets[1], model) == 0.0
@@ -309,7 +308,7 @@ def killed_after_three(mesh: str) -> float | None:
     rank = int(os.environ["RANK"])
     model = plain_net()
     if rank == 0:
-        with ParameterServer(model, sgd(model), workers=2, mesh=mesh, patience_s=LIMIT_S) as server:
+        with ParameterServer(model, sgd(model), workers=2, mesh=mesh, straggler_timeout=LIMIT_S) as server:
             server.run(timeout=LIMIT_S)
         whole = plain_net()
         reference = sgd(whole)
@@ -333,7 +332,7 @@ def killed_after_three(mesh: str) -> float | None:
     return None
 
 
-def test_a_killed_worker_is_missed_by_nobody(mesh: str) -> None:
+def test_a_killed_worker_does_not_stop_the_others(mesh: str) -> None:
     with Ranks(killed_after_three, 3, mesh, torch=True) as ranks:
         server, survivor, victim = ranks.outcomes(LIMIT_S)
     assert victim.status == -signal.SIGKILL, victim.output
@@ -347,7 +346,7 @@ def stopped_for_a_while(mesh: str) -> list[bool]:
     rank = int(os.environ["RANK"])
     model = plain_net()
     if rank == 0:
-        with ParameterServer(model, sgd(model), workers=2, mesh=mesh, patience_s=LIMIT_S) as server:
+        with ParameterServer(model, sgd(model), workers=2, mesh=mesh, straggler_timeout=LIMIT_S) as server:
             server.run(timeout=LIMIT_S)
         return []
     dropped = []
@@ -370,7 +369,7 @@ def stopped_for_a_while(mesh: str) -> list[bool]:
 
 
 @pytest.mark.alone
-def test_a_stopped_worker_holds_up_nobody_and_comes_back(mesh: str) -> None:
+def test_a_stopped_worker_does_not_block_the_others_and_rejoins(mesh: str) -> None:
     with Ranks(stopped_for_a_while, 3, mesh, torch=True) as ranks:
         ranks.wait_for("went-on", LIMIT_S)
         ranks.processes[2].send_signal(signal.SIGCONT)
@@ -417,7 +416,7 @@ def test_no_server_is_an_error_when_the_time_is_over(start: Callable[..., Any]) 
 def test_no_workers_are_an_error_when_the_time_is_over(start: Callable[..., Any]) -> None:
     model = plain_net()
     server = start(ParameterServer, model, sgd(model), workers=2)
-    with pytest.raises(RequestTimeout, match="here: none"):
+    with pytest.raises(RequestTimeout, match="present: none"):
         server.run(timeout=0.2)
     with pytest.raises(RequestTimeout, match="not enough workers"):
         start(ServerWorker, plain_net(), timeout=0.5)
@@ -441,7 +440,7 @@ class Failing(torch.optim.SGD):
         raise ZeroDivisionError("no step today")
 
 
-def test_what_the_optimizer_raises_ends_the_server_and_reaches_the_workers(start: Callable[..., Any]) -> None:
+def test_an_optimizer_error_ends_the_server_and_reaches_the_workers(start: Callable[..., Any]) -> None:
     model = plain_net()
     server = start(ParameterServer, model, Failing(model.parameters(), 0.1))
     own = plain_net()
@@ -454,7 +453,7 @@ def test_what_the_optimizer_raises_ends_the_server_and_reaches_the_workers(start
         worker.pull()
 
 
-def test_it_ends_at_a_version_and_says_so(start: Callable[..., Any], mesh: str) -> None:
+def test_the_server_ends_at_the_requested_version(start: Callable[..., Any], mesh: str) -> None:
     model = plain_net()
     server = start(ParameterServer, model, sgd(model))
     own = plain_net()
@@ -473,7 +472,7 @@ def test_it_ends_at_a_version_and_says_so(start: Callable[..., Any], mesh: str) 
     assert distance(own, model) == 0.0
 
 
-def test_a_worker_of_an_earlier_server_is_told_so(start: Callable[..., Any]) -> None:
+def test_a_worker_of_an_earlier_server_gets_an_error(start: Callable[..., Any]) -> None:
     model, own = plain_net(), plain_net()
     first = start(ParameterServer, model, sgd(model))
     worker = start(ServerWorker, own, timeout=LIMIT_S)
@@ -484,7 +483,7 @@ def test_a_worker_of_an_earlier_server_is_told_so(start: Callable[..., Any]) -> 
         give(worker, own, 1)
 
 
-def test_who_has_not_joined_cannot_step(mesh: str) -> None:
+def test_a_step_before_joining_raises(mesh: str) -> None:
     worker = ServerWorker(plain_net(), mesh=mesh)
     try:
         with pytest.raises(NotInitialized, match="with"):
@@ -493,6 +492,14 @@ def test_who_has_not_joined_cannot_step(mesh: str) -> None:
         worker.close()
     with pytest.raises(InvalidArgument, match="timeout"):
         ServerWorker(plain_net(), mesh=mesh, timeout=0.0)
+
+
+def test_patience_s_is_a_deprecated_name_of_straggler_timeout(mesh: str) -> None:
+    model = plain_net()
+    with pytest.warns(DeprecationWarning, match="Use straggler_timeout="):
+        server = ParameterServer(model, sgd(model), mesh=mesh, patience_s=0.5)
+    with server:
+        assert server._membership.straggler_timeout == 0.5
 
 
 # --- another way to talk ----------------------------------------------------------------------------------------
@@ -523,16 +530,16 @@ class RoomChannel:
             self._room.changed.notify_all()
 
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
-        if not self.here(to):
+        if not self.is_present(to):
             raise NodeGone(f"{to} is not in the room", to)
         return copy.deepcopy(self._room.parties[to][topic](copy.deepcopy(value)))
 
-    def here(self, name: str) -> bool:
+    def is_present(self, name: str) -> bool:
         return name in self._room.parties
 
     def wait_for(self, name: str, timeout: float) -> bool:
         with self._room.changed:
-            return self._room.changed.wait_for(lambda: self.here(name), timeout)
+            return self._room.changed.wait_for(lambda: self.is_present(name), timeout)
 
     def close(self) -> None:
         self._room.parties.pop(self.name, None)
@@ -557,11 +564,11 @@ def test_any_channel_will_do() -> None:
     assert distance(model, whole) < TOLERANCE
 
 
-def test_what_is_too_long_for_a_message_travels_in_pieces(mesh: str) -> None:
+def test_long_tensors_are_sent_in_pieces(mesh: str) -> None:
     model, own, whole = plain_net(), plain_net(seed=4), plain_net()
     with (
-        ParameterServer(model, sgd(model), channel=MeshChannel("server", mesh, piece_bytes=100)) as server,
-        ServerWorker(own, channel=MeshChannel("worker", mesh, piece_bytes=36)) as worker,
+        ParameterServer(model, sgd(model), channel=MeshChannel("server", mesh, chunk_bytes=100)) as server,
+        ServerWorker(own, channel=MeshChannel("worker", mesh, chunk_bytes=36)) as worker,
     ):
         reference = sgd(whole)
         for seed in range(2):
@@ -573,9 +580,9 @@ def test_what_is_too_long_for_a_message_travels_in_pieces(mesh: str) -> None:
     assert distance(own, whole) < TOLERANCE
 
 
-def test_a_piece_is_taken_once() -> None:
-    pieces = Pieces()
-    pieces.keep("one", torch.ones(3))
-    assert pieces.take("one").tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(InvalidArgument, match="no piece 'one'"):
-        pieces.take("one")
+def test_a_chunk_is_taken_once() -> None:
+    chunks = ChunkStore()
+    chunks.keep("one", torch.ones(3))
+    assert chunks.take("one").tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(InvalidArgument, match="no chunk 'one'"):
+        chunks.take("one")

@@ -1,4 +1,4 @@
-"""A module in stages gives what the whole module gives, forward and backward; and where it is cut."""
+"""A module in stages equals the whole module, forward and backward; and its partition."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from torch.nn import functional
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import CheckpointError, InvalidArgument, ModelMismatch, PeerLost, StepInterrupted
 from neuraxis.training import Capacity, Checkpointer, Pipeline, partition
-from neuraxis.training.cutting import Unit, cut_by_capacity, fastest_stages
-from neuraxis.training.rank_chain import turns
-from tests.comm.ranks import Ranks, await_mark, mark, run_ranks
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from neuraxis.training.pipeline.planning import Unit, cut_by_capacity, fastest_stages
+from neuraxis.training.pipeline.rank_chain import schedule_passes
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
+from tests.ranks.processes import Ranks, await_mark, mark, run_ranks
 
 TOLERANCE = 1e-12
-CREWS = [("shm", 2), ("shm", 3), ("gloo", 3), pytest.param(("mpi", 2), marks=pytest.mark.slow)]
-on_crews = pytest.mark.parametrize("crew", CREWS, indirect=True, ids=["shm-2", "shm-3", "gloo-3", "mpi-2"])
+RANK_GROUPS = [("shm", 2), ("shm", 3), ("gloo", 3), ("mpi", 2)]
+on_rank_groups = pytest.mark.parametrize(
+    "rank_group", RANK_GROUPS, indirect=True, ids=["shm-2", "shm-3", "gloo-3", "mpi-2"]
+)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------
@@ -163,14 +165,14 @@ def equals_the_whole(context: Any, name: str, schedule: Any) -> list[str]:
     pipeline.load_full_state_dict({key: value + 1 for key, value in expected.items()})
     for key, value in pipeline.full_state_dict().items():
         checks.equal(bool((value - expected[key] - 1).abs().le(TOLERANCE).all()), True, f"loaded {key}")
-    return checks.complaints
+    return checks.failures
 
 
-@on_crews
+@on_rank_groups
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("name", ["chain", "skipping", "tied", "frozen"])
-def test_it_equals_the_whole_module(crew: Crew, name: str, schedule: str) -> None:
-    crew.check(equals_the_whole, name, schedule)
+def test_it_equals_the_whole_module(rank_group: RankGroup, name: str, schedule: str) -> None:
+    rank_group.check(equals_the_whole, name, schedule)
 
 
 def left_out(context: Any) -> list[str]:
@@ -184,12 +186,12 @@ def left_out(context: Any) -> list[str]:
     torch.optim.SGD(pipeline.parameters(), 0.1).step()  # also where there is nothing to learn
     parameters = sum(parameter.numel() for parameter in pipeline.stage.parameters())
     checks.equal(parameters > 0, context.rank != 1, "parameters")
-    return checks.complaints
+    return checks.failures
 
 
-@pytest.mark.parametrize("crew", [("shm", 3)], indirect=True, ids=["shm-3"])
-def test_a_rank_that_would_hold_up_the_others_has_no_stage(crew: Crew) -> None:
-    crew.check(left_out)
+@pytest.mark.parametrize("rank_group", [("shm", 3)], indirect=True, ids=["shm-3"])
+def test_a_rank_that_would_hold_up_the_others_has_no_stage(rank_group: RankGroup) -> None:
+    rank_group.check(left_out)
 
 
 def measured(context: Any) -> list[str]:
@@ -210,11 +212,11 @@ def measured(context: Any) -> list[str]:
     checks.equal(plans, [plans[0]] * context.world_size, "plans")
     pipeline.eval()
     checks.same(pipeline(batch("chain", 6)[0]), pipeline(batch("chain", 6)[0]), "evaluated")  # no dropout in it
-    return checks.complaints
+    return checks.failures
 
 
 def refused(context: Any) -> list[str]:
-    """What is wrong is said on every rank, and the ranks stay together."""
+    """Invalid arguments raise on every rank, and the ranks stay synchronized."""
     checks = Checks(context.rank)
     tiny = [Capacity(rank, 1.0, 1000) for rank in range(context.world_size)]
     checks.contains(checks.raises(InvalidArgument, partition, made("chain"), context.world, capacities=tiny), "rank 1")
@@ -227,13 +229,13 @@ def refused(context: Any) -> list[str]:
     pipeline = partition(made("chain"), context.world, by=["2.0"])
     checks.equal(pipeline.cuts, ("2.0",))
     compare(checks, pipeline, made("chain"), "chain", 5, context.rank == 0, context.rank == 1)
-    return checks.complaints
+    return checks.failures
 
 
-@pytest.mark.parametrize("crew", [("shm", 2)], indirect=True, ids=["shm-2"])
+@pytest.mark.parametrize("rank_group", [("shm", 2)], indirect=True, ids=["shm-2"])
 @pytest.mark.parametrize("function", [measured, refused], ids=["measured", "refused"])
-def test_planning(crew: Crew, function: Any) -> None:
-    crew.check(function)
+def test_planning(rank_group: RankGroup, function: Any) -> None:
+    rank_group.check(function)
 
 
 # --- saving -----------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def test_another_number_of_stages_goes_on_from_a_saved_state(tmp_path: Path) -> 
                 assert (torch.tensor(state[key], dtype=torch.float64) - value).abs().max() < TOLERANCE, key
 
 
-def test_the_module_itself_takes_what_stages_saved(tmp_path: Path) -> None:
+def test_the_whole_module_loads_the_state_of_stages(tmp_path: Path) -> None:
     pipeline, module = partition(made("tied"), ["cpu", "cpu"], by="even"), made("tied", seed=9)
     Checkpointer(tmp_path, model=pipeline).save(1)
     assert Checkpointer(tmp_path, model=module).restore() == 1
@@ -380,7 +382,7 @@ def raises_in_its_loss(backend: str) -> str:
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
-def test_who_raises_gets_its_own_error_and_the_others_lose_a_peer(backend: str) -> None:
+def test_a_raising_rank_keeps_its_error_and_the_others_get_peer_lost(backend: str) -> None:
     with Ranks(raises_in_its_loss, 3, backend, torch=True) as ranks:
         outcomes = ranks.outcomes()
     assert [outcome.status for outcome in outcomes] == [0, 0, 0], [outcome.output for outcome in outcomes]
@@ -399,7 +401,7 @@ def test_stages_on_devices_equal_the_whole_module(name: str, schedule: Any) -> N
     whole = made(name)
     for rows in (7, 2):
         compare(checks, pipeline, whole, name, rows, first=True, last=True)
-    assert checks.complaints == []
+    assert checks.failures == []
     assert list(pipeline.full_state_dict()) == list(whole.state_dict())
 
 
@@ -436,7 +438,7 @@ class Deciding(nn.Module):
 
 
 def test_a_forward_that_depends_on_values_is_refused_with_the_reason() -> None:
-    with pytest.raises(InvalidArgument, match="Deciding cannot be cut"):
+    with pytest.raises(InvalidArgument, match="Deciding cannot be split"):
         partition(Deciding(), ["cpu", "cpu"])
 
 
@@ -452,7 +454,7 @@ def test_a_forward_that_depends_on_values_is_refused_with_the_reason() -> None:
         ({"example": torch.zeros(4, 9, dtype=torch.float64)}, "example"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(options: dict[str, Any], word: str) -> None:
+def test_invalid_arguments_are_refused_by_name(options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidArgument, match=word):
         partition(made("chain"), ["cpu", "cpu"], **options)
 
@@ -462,6 +464,14 @@ def test_a_target_of_another_length_is_refused() -> None:
     x, y = batch("chain", 6)
     with pytest.raises(InvalidArgument, match="5 rows"):
         pipeline.backward_step((x,), y[:5], loss_of)
+
+
+def test_gathered_is_a_deprecated_name_of_gather_state() -> None:
+    pipeline = partition(made("chain"), ["cpu"], by="even")
+    state = {"a": torch.ones(1)}
+    assert pipeline.gather_state(state) == state
+    with pytest.warns(DeprecationWarning, match="Use Pipeline.gather_state"):
+        assert pipeline.gathered(state) == state
 
 
 # --- where to cut, and in which order ---------------------------------------------------------------------------
@@ -514,7 +524,7 @@ def test_a_fast_rank_gets_more_and_a_small_one_less() -> None:
 
 @given(st.sampled_from(["1f1b", "gpipe"]), st.integers(0, 5), st.integers(1, 9))
 def test_every_micro_batch_goes_forward_once_and_then_back_once(schedule: Any, after: int, count: int) -> None:
-    order = turns(schedule, after, count)
+    order = schedule_passes(schedule, after, count)
     assert sorted(order) == sorted((way, number) for way in (True, False) for number in range(count))
     held = most = 0
     for is_forward, number in order:

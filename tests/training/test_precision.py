@@ -1,4 +1,4 @@
-"""Mixed precision by a word: forward passes in 16 bits, everything else in 32, and no rank skips a step alone."""
+"""Mixed precision by one option: forward passes in 16 bits, the rest in 32, and no rank skips a step alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.training import DataParallel, SyncBatchNorm, TopK
-from neuraxis.training.precision import Precision
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from neuraxis.training.parallel.data_parallel import Precision
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -109,16 +109,16 @@ def each_precision(context: Any, device: str = "cpu") -> list[str]:
     for name, tolerance in (("bf16", 0.1), ("fp16", 0.02)):
         off = float((results[name] - results["fp32"]).norm()) / way
         checks(name).equal(0 < off < tolerance, True, f"as fp32, of the way from the start it is off by {off}")
-    return checks.complaints
+    return checks.failures
 
 
-def test_training_in_each_precision(crew: Crew) -> None:
-    crew.check(each_precision)
+def test_training_in_each_precision(rank_group: RankGroup) -> None:
+    rank_group.check(each_precision)
 
 
 @pytest.mark.gpu
-def test_training_in_each_precision_on_a_gpu(crew: Crew) -> None:
-    crew.check(each_precision, "cuda")
+def test_training_in_each_precision_on_a_gpu(rank_group: RankGroup) -> None:
+    rank_group.check(each_precision, "cuda")
 
 
 def infinity_on_one_rank(context: Any, compress: Any, device: str = "cpu") -> list[str]:
@@ -144,25 +144,25 @@ def infinity_on_one_rank(context: Any, compress: Any, device: str = "cpu") -> li
             checks.equal(model.scaler.get_scale(), scale / 2, "loss scale")
         checks.equal(same_everywhere(context, flat(model)), True, "equal bits on all ranks")
         checks.equal(bool(flat(model).isfinite().all()), True, "finite")
-    return checks.complaints
+    return checks.failures
 
 
-def test_an_infinity_of_one_rank_makes_all_skip_the_step(crew: Crew) -> None:
+def test_an_infinity_of_one_rank_makes_all_skip_the_step(rank_group: RankGroup) -> None:
     for compress in (None, "fp16", TopK(0.2)):
-        crew.check(infinity_on_one_rank, compress)
+        rank_group.check(infinity_on_one_rank, compress)
 
 
 @pytest.mark.gpu
-def test_an_infinity_on_a_gpu_makes_all_skip_the_step(crew: Crew) -> None:
+def test_an_infinity_on_a_gpu_makes_all_skip_the_step(rank_group: RankGroup) -> None:
     for compress in (None, "fp16", TopK(0.2)):
-        crew.check(infinity_on_one_rank, compress, "cuda")
+        rank_group.check(infinity_on_one_rank, compress, "cuda")
 
 
 def unknown(context: Any) -> list[str]:
     checks = Checks(context.rank)
     checks.contains(checks.raises(InvalidArgument, DataParallel, net(), precision="fp8"), "fp8")
-    return checks.complaints
+    return checks.failures
 
 
-def test_data_parallel_refuses_other_words(crew: Crew) -> None:
-    crew.check(unknown)
+def test_data_parallel_refuses_other_words(rank_group: RankGroup) -> None:
+    rank_group.check(unknown)

@@ -1,4 +1,4 @@
-"""A rank killed in mid-epoch, all started again: the parameters are, to the bit, those of the undisturbed run."""
+"""A rank killed within an epoch, all restarted: the parameters equal the undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from neuraxis.comm import DistributedContext
 from neuraxis.training import Checkpointer, DataParallel, TopK, shard
-from tests.comm.ranks import run_ranks
+from tests.ranks.processes import run_ranks
 from tests.training import restart_script
 
 LAUNCH = [sys.executable, "-m", "neuraxis", "launch"]

@@ -1,4 +1,4 @@
-"""No sample is lost or doubled in an epoch, whoever takes it and however often the number of ranks changes."""
+"""No sample is lost or repeated in an epoch, for any changes of the number of ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_sample_is_somebodys_once(length: int, size: int, shuffle: bool, s
     st.integers(1, 6),
     st.integers(0, 9),
 )
-def test_any_number_of_ranks_goes_on_where_others_were(
+def test_a_state_resumes_on_any_number_of_ranks(
     length: int, stretches: list[tuple[int, int, int]], last_size: int, seed: int
 ) -> None:
     """Stretches of (ranks, batch size, steps), each resumed by the next; then the rest of the epoch."""
@@ -79,7 +79,7 @@ def test_the_epoch_that_a_state_is_in_goes_on_and_another_begins() -> None:
         assert list(sampler) == [1, 3, 5, 7, 9]
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidType, match="has no length"):
         ShardSampler(iter([1, 2]))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="position 11"):

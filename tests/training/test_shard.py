@@ -1,4 +1,4 @@
-"""A loader's batches are those of its rank, and its position is what was handed out."""
+"""A loader yields the batches of its rank, and its position counts the yielded ones."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_how_many_steps_an_uneven_epoch_has(length: int, size: int, batch: int, 
     assert sum(map(sum, rows)) == (rounds * size * batch if uneven == "drop" else length)
 
 
-def test_ranks_together_take_what_one_rank_takes() -> None:
+def test_all_ranks_together_take_the_samples_of_one_rank() -> None:
     """Step by step the same samples, so that training on N ranks is training on one with N times the batch."""
     one = [sorted(values(batch)) for batch in loaders(numbers(23), 1, 6, seed=3)[0]]
     three = list(zip(*loaders(numbers(23), 3, 2, seed=3), strict=True))
@@ -117,7 +117,7 @@ def test_each_iteration_is_the_next_epoch() -> None:
     assert [values(batch) for batch in loader] == epochs[1]
 
 
-def test_an_iteration_that_was_overtaken_says_so() -> None:
+def test_an_outdated_iterator_raises() -> None:
     loader = loaders(numbers(8), 1, 2)[0]
     old = iter(loader)
     next(old)
@@ -205,7 +205,7 @@ class Items(IterableDataset[Any]):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["samples", "stream"])
 def test_whatever_its_form_an_empty_batch_has_no_row(form: str, kind: str) -> None:
-    """Of 5 samples rank 0 has 0, 2, 4 and rank 1 has 1, 3: in the second round it has none."""
+    """Rank 0 has samples 0, 2, 4 of 5 and rank 1 has 1, 3: none in the last round."""
     collate, expected = FORMS[form]
     data = Vectors() if kind == "samples" else Vectors().stream()
     batches = list(loaders(data, 2, 2, shuffle=False, collate_fn=collate)[1])
@@ -221,12 +221,12 @@ def test_whatever_its_form_an_empty_batch_has_no_row(form: str, kind: str) -> No
         (lambda items: {"x": torch.stack(items), "rows": len(items)}, r"batch\['rows'\].*builtins.int"),
         (lambda items: [torch.stack(items), torch.tensor(len(items))], r"batch\[1\].*torch.Tensor"),
         (lambda items: torch.nn.utils.rnn.pack_sequence(items), r"batch.batch_sizes"),
-        (lambda items: {id(item): item for item in map(torch.clone, items)}, r"what batch is"),
-        (lambda items: torch.ones(len(items), len(items)), r"what batch is"),
+        (lambda items: {id(item): item for item in map(torch.clone, items)}, r"value of batch"),
+        (lambda items: torch.ones(len(items), len(items)), r"value of batch"),
         (lambda items: Vectors(), r"Vectors"),
     ],
 )
-def test_a_form_that_is_not_known_is_refused_unless_it_is_said_how(collate: Any, where: str) -> None:
+def test_unknown_batch_types_are_refused_without_a_split_function(collate: Any, where: str) -> None:
     made = {"shuffle": False, "collate_fn": collate}
     with pytest.raises(InvalidArgument, match=rf'{where}.*uneven="drop".*empty='):
         list(loaders(Vectors(), 2, 2, **made)[1])
@@ -269,7 +269,7 @@ def test_workers_give_the_same_batches_and_do_not_move_the_position(data: Any) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_drawn_for_a_batch_does_not_depend_on_where_one_resumed(workers: int) -> None:
+def test_random_numbers_of_a_batch_do_not_depend_on_resuming(workers: int) -> None:
     """In the main process, too: a loader draws nothing from the process's random stream."""
     whole = shard(Noisy(), 2, num_workers=workers)
     torch.manual_seed(1)
@@ -287,7 +287,7 @@ def test_what_is_drawn_for_a_batch_does_not_depend_on_where_one_resumed(workers:
         assert torch.equal(noise, same_noise)
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="batch_size=0"):
         shard(numbers(3), 0)
     with pytest.raises(InvalidType, match="batch_size='2': a whole number"):

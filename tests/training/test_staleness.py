@@ -1,4 +1,4 @@
-"""Who may go on and whose gradient counts: the state machine alone, driven by all orders of events."""
+"""The membership state machine of the parameter server, driven by all orders of events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.training.staleness import Membership
+from neuraxis.training.server.staleness import Membership
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 NAMES = "abcd"
 
 
@@ -20,7 +20,7 @@ class World:
     """A membership with workers as they really behave: each computes, gives its gradient, waits, and begins anew."""
 
     def __init__(self, mode: Any, staleness: int) -> None:
-        self.membership = Membership(mode, staleness, patience_s=PATIENCE_S)
+        self.membership = Membership(mode, staleness, straggler_timeout=TIMEOUT_S)
         self.now = 0.0
         self.computing: dict[str, int] = {}  # from which version
         self.waiting: set[str] = set()
@@ -47,8 +47,8 @@ class World:
         elif event == "push" and name in self.computing:
             self.push(name)
         elif event == "wait":
-            self.now += PATIENCE_S / 3
-            self.membership.pass_time(self.now)
+            self.now += TIMEOUT_S / 3
+            self.membership.suspend_stragglers(self.now)
         self.settle()
 
     def push(self, name: str) -> None:
@@ -69,7 +69,7 @@ class World:
                 assert most <= 2 * self.membership.staleness + 2
 
     def settle(self) -> None:
-        """What the server does after each event, and the workers that may go on."""
+        """Apply the actions of the server after an event, and let workers continue that may."""
         membership = self.membership
         if membership.mode == "sync" and membership.round_is_over(len(self.given)):
             assert all(version == membership.version for _, version in self.given)
@@ -79,14 +79,14 @@ class World:
         clocks = membership.clocks()
         active = {name: clock for name, clock in clocks.items() if name not in membership.suspended()}
         for name in sorted(self.waiting):
-            if membership.may_go_on(name):
+            if membership.may_proceed(name):
                 if membership.mode == "async" and name in active:
                     assert clocks[name] - min(active.values()) <= membership.staleness
                 self.take_up(name)
         assert set(clocks) == self.waiting | set(self.computing)
 
     def nobody_is_stuck(self) -> None:
-        """Whoever waits goes on when the patience is over, whatever those do that it waits for."""
+        """A waiting worker continues after the timeout, whatever the others do."""
         for _ in range(8):
             self.do("wait", "")
         assert not self.waiting
@@ -100,7 +100,9 @@ events = st.lists(
 
 @settings(max_examples=300)
 @given(st.sampled_from(["sync", "async"]), st.integers(0, 3), events)
-def test_nobody_waits_for_ever_and_nothing_old_counts(mode: str, staleness: int, story: list[tuple[str, str]]) -> None:
+def test_waits_are_bounded_and_stale_gradients_are_dropped(
+    mode: str, staleness: int, story: list[tuple[str, str]]
+) -> None:
     world = World(mode, staleness if mode == "async" else 0)
     for event, name in story:
         world.do(event, name)
@@ -123,12 +125,12 @@ def test_in_sync_mode_every_round_has_everybody_once(workers: int, rounds: int, 
 def test_the_first_round_waits_for_as_many_as_were_wanted() -> None:
     membership = Membership("sync", workers=2)
     membership.join("a", 0.0)
-    assert not membership.may_go_on("a")
+    assert not membership.may_proceed("a")
     assert not membership.round_is_over(1)
     membership.join("b", 1.0)
-    assert membership.may_go_on("a")
+    assert membership.may_proceed("a")
     membership.leave("b", 2.0)
-    assert membership.may_go_on("a")  # it has begun, and goes on with whoever is there
+    assert membership.may_proceed("a")  # it has begun, and goes on with whoever is there
 
 
 def test_a_round_ends_when_the_last_that_is_waited_for_leaves() -> None:
@@ -137,60 +139,60 @@ def test_a_round_ends_when_the_last_that_is_waited_for_leaves() -> None:
         membership.join(name, 0.0)
     assert membership.push("a", 0, 1.0).accepted
     assert not membership.round_is_over(1)
-    assert membership.waited_for() == ["b"]
+    assert membership.blocking_members() == ["b"]
     membership.leave("b", 2.0)
     assert membership.round_is_over(1)
 
 
 def test_a_slow_one_is_waited_for_so_long_and_is_one_of_them_again_with_its_next_gradient() -> None:
-    membership = Membership("sync", patience_s=PATIENCE_S)
+    membership = Membership("sync", straggler_timeout=TIMEOUT_S)
     for name in "ab":
         membership.join(name, 0.0)
-    assert membership.pass_time(100.0) == []  # as long as nobody waits, everybody may take the time they need
+    assert membership.suspend_stragglers(100.0) == []  # as long as nobody waits, everybody may take the time they need
     membership.push("a", 0, 100.0)
-    assert membership.pass_time(100.0 + 0.99 * PATIENCE_S) == []
-    assert membership.pass_time(100.0 + PATIENCE_S) == ["b"]
+    assert membership.suspend_stragglers(100.0 + 0.99 * TIMEOUT_S) == []
+    assert membership.suspend_stragglers(100.0 + TIMEOUT_S) == ["b"]
     assert membership.round_is_over(1)
     membership.end_round(111.0)
     late = membership.push("b", 0, 112.0)
     assert (late.accepted, late.missed, membership.dropped) == (False, 1, 1)
     assert membership.suspended() == []
     membership.push("a", 1, 113.0)
-    assert membership.waited_for() == ["b"]
+    assert membership.blocking_members() == ["b"]
 
 
-def test_patience_with_one_who_has_just_come_begins_when_it_came() -> None:
-    membership = Membership("sync", patience_s=PATIENCE_S)
+def test_the_timeout_of_a_new_worker_starts_when_it_joins() -> None:
+    membership = Membership("sync", straggler_timeout=TIMEOUT_S)
     for name in "ab":
         membership.join(name, 0.0)
     membership.push("a", 0, 0.0)
     membership.join("c", 9.0)
-    assert membership.pass_time(10.0) == ["b"]
-    assert membership.pass_time(18.9) == []
-    assert membership.pass_time(19.0) == ["c"]
+    assert membership.suspend_stragglers(10.0) == ["b"]
+    assert membership.suspend_stragglers(18.9) == []
+    assert membership.suspend_stragglers(19.0) == ["c"]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_nobody_is_further_ahead_than_the_bound(staleness: int) -> None:
+def test_no_worker_exceeds_the_staleness_bound(staleness: int) -> None:
     membership = Membership("async", staleness)
     for name in "ab":
         membership.join(name, 0.0)
     for step in range(staleness + 1):
-        assert membership.may_go_on("a"), step
+        assert membership.may_proceed("a"), step
         membership.push("a", membership.version, 1.0)
-    assert not membership.may_go_on("a")
-    assert membership.waited_for() == ["b"]
+    assert not membership.may_proceed("a")
+    assert membership.blocking_members() == ["b"]
     assert membership.push("b", 0, 2.0).accepted
-    assert membership.may_go_on("a")
+    assert membership.may_proceed("a")
 
 
-def test_what_one_computed_that_was_left_behind_is_dropped_and_it_begins_with_the_others() -> None:
-    membership = Membership("async", 1, patience_s=PATIENCE_S)
+def test_a_gradient_of_a_dropped_worker_is_ignored_and_it_restarts_with_the_others() -> None:
+    membership = Membership("async", 1, straggler_timeout=TIMEOUT_S)
     for name in "ab":
         membership.join(name, 0.0)
     for _ in range(2):
         membership.push("a", membership.version, 1.0)
-    assert membership.pass_time(1.0 + PATIENCE_S) == ["b"]
+    assert membership.suspend_stragglers(1.0 + TIMEOUT_S) == ["b"]
     membership.push("a", membership.version, 20.0)
     assert membership.clocks() == {"a": 3, "b": 0}
     assert not membership.push("b", 0, 21.0).accepted
@@ -199,7 +201,7 @@ def test_what_one_computed_that_was_left_behind_is_dropped_and_it_begins_with_th
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_who_was_taken_for_dead_comes_back_with_its_next_gradient(mode: Any) -> None:
+def test_a_worker_presumed_dead_rejoins_with_its_next_gradient(mode: Any) -> None:
     membership = Membership(mode)
     for name in "ab":
         membership.join(name, 0.0)
@@ -214,7 +216,7 @@ def test_who_was_taken_for_dead_comes_back_with_its_next_gradient(mode: Any) -> 
     assert "b" in membership.clocks()
 
 
-def test_who_comes_begins_with_the_slowest() -> None:
+def test_a_new_worker_starts_at_the_slowest_version() -> None:
     membership = Membership("async", 3)
     for name in "ab":
         membership.join(name, 0.0)
@@ -231,10 +233,10 @@ def test_who_comes_begins_with_the_slowest() -> None:
         ({"mode": "async", "staleness": -1}, "staleness"),
         ({"mode": "sync", "staleness": 1}, "staleness"),
         ({"workers": 0}, "workers"),
-        ({"patience_s": 0.0}, "patience_s"),
+        ({"straggler_timeout": 0.0}, "straggler_timeout"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(options: dict[str, Any], word: str) -> None:
+def test_invalid_arguments_are_refused_by_name(options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidArgument, match=word):
         Membership(**options)
 

@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import InvalidArgument, NotInitialized, PeerLost
 from neuraxis.training import DataParallel, SyncBatchNorm
-from neuraxis.training.weighting import forward_weight
-from tests.comm.ranks import Ranks
-from tests.crew import Crew
-from tests.crew.checks import Checks
+from neuraxis.training.parallel.weighting import forward_weight
+from tests.ranks import RankGroup
+from tests.ranks.checks import Checks
+from tests.ranks.processes import Ranks
 
 CHANNELS = 3
 TAILS = ((), (5,), (2, 3), (2, 1, 3), (1, 2, 2, 2))
@@ -41,7 +41,7 @@ class Whole(_BatchNorm):
 
 
 def rows_of(batch: str, size: int, step: int = 0) -> list[int]:
-    """How many rows each rank has."""
+    """Return the number of rows of each rank."""
     if batch == "even":
         return [4] * size
     if batch == "uneven":
@@ -113,19 +113,19 @@ def compare_with_the_whole(context: Any, tail: tuple[int, ...], batch: str, devi
                 checks.equal(off(gradient, whole.get_parameter(name).grad) < TOLERANCE, True, f"gradient of {name}")
             for name, buffer in whole.named_buffers():
                 checks.equal(off(mine.get_buffer(name).double(), buffer.double()) < TOLERANCE, True, name)
-    return checks.complaints
+    return checks.failures
 
 
 @pytest.mark.parametrize("tail", TAILS, ids=lambda tail: f"{2 + len(tail)}-D")
-def test_it_equals_batch_norm_of_the_whole_batch(crew: Crew, tail: tuple[int, ...]) -> None:
+def test_it_equals_batch_norm_of_the_whole_batch(rank_group: RankGroup, tail: tuple[int, ...]) -> None:
     for batch in BATCHES:
-        crew.check(compare_with_the_whole, tail, batch)
+        rank_group.check(compare_with_the_whole, tail, batch)
 
 
 @pytest.mark.gpu
-def test_it_does_so_on_a_gpu(crew: Crew) -> None:
+def test_it_does_so_on_a_gpu(rank_group: RankGroup) -> None:
     for batch in BATCHES:
-        crew.check(compare_with_the_whole, (5,), batch, "cuda")
+        rank_group.check(compare_with_the_whole, (5,), batch, "cuda")
 
 
 def large_mean(context: Any) -> list[str]:
@@ -147,11 +147,11 @@ def large_mean(context: Any) -> list[str]:
         checks.equal(float((result.detach() - expected).abs().max()) < tolerance, True, "result")
         unbiased = values.var((0, 2))
         checks.equal(float((layer.running_var / unbiased - 1).abs().max()) < tolerance, True, "running variance")
-    return checks.complaints
+    return checks.failures
 
 
-def test_a_mean_much_larger_than_the_spread_costs_no_digits(crew: Crew) -> None:
-    crew.check(large_mean)
+def test_a_mean_much_larger_than_the_spread_costs_no_digits(rank_group: RankGroup) -> None:
+    rank_group.check(large_mean)
 
 
 def nothing_anywhere_and_one_value(context: Any) -> list[str]:
@@ -174,11 +174,11 @@ def nothing_anywhere_and_one_value(context: Any) -> list[str]:
         checks.contains(checks.raises(InvalidArgument, layer, only), "more than one value")
     else:
         checks.raises(ValueError, layer, only)
-    return checks.complaints
+    return checks.failures
 
 
-def test_no_row_anywhere_changes_nothing_and_a_single_value_is_refused_by_all(crew: Crew) -> None:
-    crew.check(nothing_anywhere_and_one_value)
+def test_no_row_anywhere_changes_nothing_and_a_single_value_is_refused_by_all(rank_group: RankGroup) -> None:
+    rank_group.check(nothing_anywhere_and_one_value)
 
 
 def evaluate_alone(context: Any) -> list[str]:
@@ -192,11 +192,11 @@ def evaluate_alone(context: Any) -> list[str]:
         expected.eval()
         values = data((1, CHANNELS, 2), 99)
         checks.equal(torch.equal(layer(values), expected(values)), True, "evaluation")
-    return checks.complaints
+    return checks.failures
 
 
-def test_evaluation_is_local(crew: Crew) -> None:
-    crew.check(evaluate_alone)
+def test_evaluation_is_local(rank_group: RankGroup) -> None:
+    rank_group.check(evaluate_alone)
 
 
 def half_precision(context: Any) -> list[str]:
@@ -216,11 +216,11 @@ def half_precision(context: Any) -> list[str]:
         checks.equal(difference < tolerance * float(expected.abs().max()), True, "result")
         # The statistics are float32's, not rounded to 16 bits.
         checks.equal(float((layer.running_mean - mean.flatten()).abs().max()) < 1e-6, True, "running mean")
-    return checks.complaints
+    return checks.failures
 
 
-def test_inputs_of_16_bits_have_statistics_of_32(crew: Crew) -> None:
-    crew.check(half_precision)
+def test_inputs_of_16_bits_have_statistics_of_32(rank_group: RankGroup) -> None:
+    rank_group.check(half_precision)
 
 
 def two_groups(context: Any) -> list[str]:
@@ -234,12 +234,12 @@ def two_groups(context: Any) -> list[str]:
         layer(data((4, CHANNELS), context.rank))
         expected = torch.cat([data((4, CHANNELS), rank) for rank in members]).mean(0)
         checks.equal(off(layer[0].running_mean, expected) < TOLERANCE, True, "running mean")
-    group.destroy()
-    return checks.complaints
+    group.close()
+    return checks.failures
 
 
-def test_a_group_of_its_own(crew: Crew) -> None:
-    crew.check(two_groups)
+def test_a_group_of_its_own(rank_group: RankGroup) -> None:
+    rank_group.check(two_groups)
 
 
 def wrong_inputs(context: Any) -> list[str]:
@@ -247,11 +247,11 @@ def wrong_inputs(context: Any) -> list[str]:
     layer = SyncBatchNorm(CHANNELS)
     checks.contains(checks.raises(InvalidArgument, layer, torch.zeros(4)), "(4,)")
     checks.contains(checks.raises(InvalidArgument, layer, torch.zeros(4, CHANNELS + 1)), f"{CHANNELS} channels")
-    return checks.complaints
+    return checks.failures
 
 
-def test_wrong_inputs_are_named(crew: Crew) -> None:
-    crew.check(wrong_inputs)
+def test_wrong_inputs_are_named(rank_group: RankGroup) -> None:
+    rank_group.check(wrong_inputs)
 
 
 def in_data_parallel(context: Any) -> list[str]:
@@ -279,11 +279,11 @@ def in_data_parallel(context: Any) -> list[str]:
         for (name, expected), (_, got) in zip(whole.named_parameters(), mine.named_parameters(), strict=True):
             gradient = expected.grad if loss == "sum" else expected.grad / total
             checks.equal(off(got.grad, gradient) < TOLERANCE, True, f"gradient of {name}")
-    return checks.complaints
+    return checks.failures
 
 
-def test_within_data_parallel(crew: Crew) -> None:
-    crew.check(in_data_parallel)
+def test_within_data_parallel(rank_group: RankGroup) -> None:
+    rank_group.check(in_data_parallel)
 
 
 def lose_a_rank(where: str) -> int:
@@ -328,7 +328,7 @@ def test_without_a_context_it_is_batch_norm(shape: tuple[int, ...], training: bo
     assert all(torch.equal(layer.get_buffer(name), buffer) for name, buffer in expected.named_buffers())
 
 
-def test_ranks_that_cannot_reach_each_other_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_common_group_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     layer = SyncBatchNorm(CHANNELS)

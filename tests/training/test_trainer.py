@@ -1,4 +1,4 @@
-"""The trainer's loop is that of one process, whoever takes part in it."""
+"""The trainer's loop equals that of one process on any number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from neuraxis.comm import DistributedContext
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.training import Checkpointer, DataParallel, EarlyStop, Mean, ShardSampler, Trainer, shard
-from tests.comm.ranks import Ranks, run_ranks
+from tests.ranks.processes import Ranks, run_ranks
 
 TIMEOUT_S = 30.0
 GLOBAL_BATCH = 6
@@ -150,7 +150,7 @@ def _stop_early() -> int:
 
 
 class Masked(nn.Module):
-    """Takes a mask with its rows; what is masked does not count."""
+    """Takes a mask with its rows; masked rows do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def masked_mean(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
     return masked_sum(output, target) / target[0].sum().clamp(min=1)
 
 
-def test_figures_are_means_of_what_the_model_weighs() -> None:
+def test_metrics_are_weighted_means() -> None:
     x, mask, y = masked_data()
     expected = masked_mean(Masked()(x, mask), (mask, y)).item()
     for answer in [_weighed(), *run_ranks(_weigh, 2, torch=True)]:
@@ -425,7 +425,7 @@ def test_a_plateau_lowers_the_rate() -> None:
     assert one.optimizer.param_groups[0]["lr"] < 0.1
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="save_every needs a loader that knows its position"):
         trainer(checkpointer=tmp_path, save_every=1).fit(DataLoader(data()), 1)
     with pytest.raises(InvalidArgument, match="accumulate=0"):

@@ -1,4 +1,4 @@
-"""NEST's half of the comparison: reads what to simulate as JSON, writes what came out. Run by a Python that has NEST.
+"""NEST's half of the comparison: reads a description as JSON and writes the results. Needs a Python with NEST.
 
     python nest_side.py jobs.json results.json
 

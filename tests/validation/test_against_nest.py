@@ -1,7 +1,7 @@
 """The same small networks in NEST and here: the same spikes, the same membranes, the same weights.
 
-NEST is looked for in this interpreter, in the one that NEURAXIS_PEERS names, and in `.venv-peers` of the project; where
-there is none these tests are skipped. All NEST runs are made in one process, once.
+NEST is looked for in this interpreter, in the one that NEURAXIS_PEERS names, and in `.venv-peers` of the project. One
+process makes all NEST runs, once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.execution import Simulation
 from neuraxis.network import STDP, Explicit, Network, NeuronModel, OneToOne, PlasticityRule, TsodyksMarkram
 from neuraxis.network.models import adex, izhikevich, lif_alpha, lif_cond_exp, lif_delta, lif_exp_two, spike_source
+from neuraxis.simulation import Simulation
 from tests.engine.running import adder, give_spikes, random_trains, trains_of, values_of
 
 DT = 0.1
@@ -34,12 +34,12 @@ def python_with_nest() -> str:
     beside = ROOT / ".venv-peers" / "bin" / "python"
     if beside.exists():
         return str(beside)
-    pytest.skip("no NEST: install it here, or name a Python that has it in NEURAXIS_PEERS")
+    pytest.fail("NEST is missing: pip install -e '.[dev]' here, or name a Python that has it in NEURAXIS_PEERS")
 
 
 @pytest.fixture(scope="module")
 def nest_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What NEST says to all jobs of this module."""
+    """NEST's results for all jobs of this module."""
     folder = tmp_path_factory.mktemp("nest")
     jobs = {name: job.for_nest() for name, job in JOBS.items()}
     (folder / "jobs.json").write_text(json.dumps(jobs))

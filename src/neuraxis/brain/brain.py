@@ -1,9 +1,9 @@
-"""A brain that runs: `with Brain.default(seed=1) as brain: brain.forward({"cue": [1, 0, 0, 0]}, 2500)`.
+"""A running brain: regions of a `BrainSpec`, driven by input, actions and rewards.
 
-The process that has the brain owns the clock, the input, the reward and the choice of actions. Neurons, synapses and
-users' own regions are with the workers (one of them is this process when there is only one), and what goes from
-region to region goes from worker to worker. So everything here is the same in every mode: it is either computed here
-from numbers that do not depend on the mode, or asked of the simulation.
+The process that holds the `Brain` owns the clock, the input, the reward and the choice of actions. Workers hold the
+neurons, the synapses and the users' own regions (a single worker is this process), and exchange spikes directly. A
+result therefore does not depend on the number of workers or the device: this module computes it from numbers that do
+not depend on them, or asks the simulation.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.brain.balance import auto_workers, measured_load
+from neuraxis.arguments import near, number, one_of, positive, whole
 from neuraxis.brain.checks import validate
-from neuraxis.brain.choice import Choice, by_group, choose, uniform
 from neuraxis.brain.config import Config, check_batch_tolerance
-from neuraxis.brain.diagnostics import Diagnostics, diagnose
+from neuraxis.brain.diagnostics import Diagnostics, auto_workers, diagnose, measured_load
 from neuraxis.brain.files import read_spec, spec_text, write_spec
-from neuraxis.brain.lowering import AGAINST, FOR, Lowered, lower
-from neuraxis.brain.models.sources import thresholds
-from neuraxis.brain.session import Session
-from neuraxis.brain.spec import BrainSpec, EffectorSpec
+from neuraxis.brain.lowering import GO, NO_GO, Lowered, lower
+from neuraxis.brain.regions.sources import thresholds
+from neuraxis.brain.session import END_ACTION, RELEASE, Choice, Session, by_group, choose, uniform
+from neuraxis.brain.spec import BrainSpec, EffectorSpec, split_port
 from neuraxis.brain.stimulus import as_stimulus
-from neuraxis.engine.cuda.factory import Place, on_cpu, parse_devices
+from neuraxis.deprecation import renamed_members
 from neuraxis.engine.placement import Placement, place_regions
+from neuraxis.engine.shards import Place, on_cpu, parse_devices
 from neuraxis.errors import CheckpointError, InvalidArgument, InvalidType, SpecError
-from neuraxis.execution import Simulation
-from neuraxis.execution.executor import Executor, WorkerStatus
-from neuraxis.execution.tensors import lowered
-from neuraxis.launch.interrupts import Interrupts
-from neuraxis.network.arguments import near, number, one_of, positive, whole
 from neuraxis.network.grid import to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
+from neuraxis.notebook import html_table
+from neuraxis.process.signals import Interrupts
+from neuraxis.simulation import Simulation
+from neuraxis.simulation.executor import Executor, WorkerStatus
+from neuraxis.wire.tensors import to_sendable
 
 __all__ = ["Activity", "Brain"]
 
@@ -47,46 +47,117 @@ Value = TypeVar("Value")
 
 _log = logging.getLogger("neuraxis.brain")
 
-# Spread over workers anew only if that promises to make the slowest of them so much quicker.
-_WORTH_MOVING = 1.15
-_FIRST_LOOK_MS = 500.0
+# Rebalance only if the busiest worker has this many times the mean load.
+_IMBALANCE = 1.15
+
+_FIRST_BALANCE_CHECK_MS = 500.0
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What happened in a stretch of time: spikes of every population ("region.population"), and mean rates."""
+    """Spike counts and mean rates of one run.
+
+    Attributes
+    ----------
+    time_ms : float
+        Model time at the end of the run, in ms.
+    duration_ms : float
+        Length of the run, in ms.
+    spikes : dict of str to int
+        Spikes by population ("region.population").
+    rates_hz : dict of str to float
+        Mean rate of a neuron by population, in Hz.
+
+    Examples
+    --------
+    >>> activity = Activity(100.0, 100.0, {"cortex.L4e": 30, "cortex.L5e": 12}, {"cortex.L4e": 3.0, "cortex.L5e": 1.2})
+    >>> activity
+    <Activity to 100 ms (100 ms): 42 spikes in 2 populations>
+    >>> activity.of("cortex")
+    42
+    """
 
     time_ms: float
     duration_ms: float
     spikes: dict[str, int]
     rates_hz: dict[str, float]
 
+    def __repr__(self) -> str:
+        return (
+            f"<Activity to {self.time_ms:g} ms ({self.duration_ms:g} ms): {sum(self.spikes.values()):,} spikes in "
+            f"{len(self.spikes)} populations>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = ((name, f"{count:,}", f"{self.rates_hz[name]:.2f}") for name, count in self.spikes.items())
+        return html_table(repr(self)[1:-1], ("population", "spikes", "rate (Hz)"), rows)
+
     def of(self, region: str) -> int:
-        """The spikes of a region."""
+        """Return the number of spikes of a region.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no region of this name.
+        """
         found = [count for name, count in self.spikes.items() if name.split(".")[0] == region]
         if not found:
             raise InvalidArgument(f"region={region!r}: {near(region, {name.split('.')[0] for name in self.spikes})}")
         return sum(found)
 
 
+@renamed_members(save_checkpoint="save", load_checkpoint="restore")
 class Brain:
-    """Regions, pathways, rhythms, neuromodulators, sensors and effectors, and who runs them.
+    """A brain that runs: regions, pathways, rhythms, neuromodulators, sensors and effectors.
 
-    Args:
-        spec: the description; see `neuraxis.brain.spec`, `Brain.from_file`, `BrainBuilder` and `Config`.
-        workers: how many processes; 1 runs in this one, "auto" takes as many cores as pay. Results are the same.
-        device: where the neurons are: "cpu", or a GPU: "cuda", "cuda:1"; for several workers, one for each, as for
-            `Simulation`. Results are the same.
-        executor: who runs it, instead of `workers` and `device`. With a LockstepExecutor every rank makes the same
-            brain and calls the same methods of it; see `agree` for what could differ between ranks.
-        batch_tolerance_ms: events of so much time are given to a user's own region in one call.
-        on_worker_loss: "raise", or "restart" from the last state saved on the way, with the same result.
-        checkpoint_every_ms: how much model time there is between two such states, at least.
-        record: whether to keep the spikes of all populations, for `spikes`.
-        record_to: a file for them instead (SONATA, HDF5).
-        balance: whether to spread regions over workers anew, by measured load, between two runs.
-        progress: whether to draw a progress line while building, and in `forward` and `run`; None: on a terminal.
-        where: what errors about the description begin with; the file, if there is one.
+    Use it as a context manager, or call `close` when done. Results do not depend on `workers`, `device` or
+    `executor`; `fingerprint` shows it.
+
+    Parameters
+    ----------
+    spec : BrainSpec
+        The description. `BrainBuilder`, `read_spec`, `default_brain` and `Config` make one.
+    workers : int or "auto"
+        Number of processes. 1 runs in this process; "auto" estimates how many make the brain faster.
+    device : str or sequence of str
+        Device of the neurons: "cpu", "cuda" or "cuda:1"; with several workers also one for each.
+    executor : Executor, optional
+        Executor to use instead of `workers` and `device`. With a `LockstepExecutor` every rank creates the same brain
+        and calls the same methods in the same order; see `agree` for values that could differ between ranks.
+    batch_tolerance_ms : float
+        A user's own region gets the events of this much time in one call, in ms. Must be below the shortest delay.
+    on_worker_loss : {"raise", "restart"}
+        Raise when a worker dies, or restart it from the last automatic checkpoint; the result is the same.
+    checkpoint_every_ms : float, optional
+        Least model time between two automatic checkpoints, in ms. Default 1000.
+    check_finite : bool
+        Raise `NumericalInstability` when a state becomes infinite or NaN.
+    record : bool
+        Keep the spikes of all populations in memory, for `spikes`.
+    record_to : path, optional
+        Write the spikes to this SONATA file (HDF5) instead.
+    balance : bool
+        Move regions between workers, by measured load, between two runs.
+    progress : bool, optional
+        Show a progress bar while building, and in `forward` and `run`. None: only on a terminal.
+    where : str, optional
+        Prefix of errors about the description, usually its file.
+
+    Raises
+    ------
+    SpecError
+        The description is wrong, or has no region.
+
+    Examples
+    --------
+    >>> with Brain.default(seed=1) as brain:
+    ...     activity = brain.forward({"cue": [1, 0, 0, 0]}, n_timesteps=500)
+    ...     action = brain.select_action()
+    ...     surprise = brain.deliver_reward(1.0)
+    ...     brain
+    <Brain 'default': 3,133 neurons in 6 regions, 1 worker, at 50 ms>
+    >>> activity.of("thalamus") > 0
+    True
     """
 
     def __init__(
@@ -99,6 +170,7 @@ class Brain:
         batch_tolerance_ms: float = 0.1,
         on_worker_loss: str = "raise",
         checkpoint_every_ms: float | None = None,
+        check_finite: bool = True,
         record: bool = False,
         record_to: str | Path | None = None,
         balance: bool = True,
@@ -108,7 +180,7 @@ class Brain:
         where = str(where or getattr(spec, "name", "brain"))
         self.spec = spec = validate(spec, where)
         if not spec.regions:
-            raise SpecError("there is none; add one, as in BrainBuilder().region('cortex', 'cortex')", where, "regions")
+            raise SpecError("is empty; add one, as in BrainBuilder().region('cortex', 'cortex')", where, "regions")
         check_batch_tolerance(spec, batch_tolerance_ms)
         self._lowered = lower(spec, max(1, to_steps(batch_tolerance_ms, spec.dt_ms, "batch_tolerance_ms")), where)
         network = self._lowered.network
@@ -133,7 +205,7 @@ class Brain:
         workers = len(places)
         placement, on_cpus = None, all(on_cpu(one) for one in places)
         if workers > 1 and on_cpus and not (executor is not None and executor.placement):
-            placement = place_regions(network, workers, self._lowered.groups, whole=self._lowered.kept_whole)
+            placement = place_regions(network, workers, self._lowered.groups, whole=self._lowered.uncut)
         self._simulation = Simulation(
             network,
             workers,
@@ -141,31 +213,53 @@ class Brain:
             executor=executor,
             record_to=record_to,
             progress=progress,
-            residents=self._lowered.residents,
+            python_populations=self._lowered.python_populations,
             placement=placement,
             on_worker_loss=one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")),
             recovery_every_ms=1000.0
             if checkpoint_every_ms is None
             else positive(checkpoint_every_ms, "checkpoint_every_ms"),
+            check_finite=check_finite,
         )
         self._movable = workers > 1 and executor is None and on_cpus
         self._balance = balance and self._movable
-        self._look_again_at = to_steps(_FIRST_LOOK_MS, spec.dt_ms, "time")
+        self._next_balance_check = to_steps(_FIRST_BALANCE_CHECK_MS, spec.dt_ms, "time")
         self._progress = progress
         self._run_seconds = 0.0
         self._run_steps = 0
         self._session = Session()
 
-    # --- to make ----------------------------------------------------------------------------------------------
+    # --- Construction -----------------------------------------------------------------------------------------
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Brain:
-        """The brain that a TOML file describes; `options` are those of the class."""
+        """Return the brain that a TOML file describes.
+
+        Parameters
+        ----------
+        path : path
+            The file; see `read_spec`.
+        **options
+            Keyword arguments of `Brain`.
+
+        Raises
+        ------
+        SpecError
+            The file cannot be read or is wrong; the error names the file and the field.
+        """
         return cls(read_spec(path), where=str(path), **options)
 
     @classmethod
     def from_config(cls, config: Config, **options: Any) -> Brain:
-        """The brain that a configuration describes."""
+        """Return the brain that a `Config` describes; `options` override it and are those of `Brain`.
+
+        Examples
+        --------
+        >>> from neuraxis.brain import BrainConfig
+        >>> with Brain.from_config(Config(brain=BrainConfig(regions={"cortex": {"neurons": 80}}))) as brain:
+        ...     brain.neuron_count
+        2797
+        """
         from neuraxis.brain.default import default_brain
 
         if not isinstance(config, Config):
@@ -177,12 +271,13 @@ class Brain:
             "batch_tolerance_ms": brain.batch_tolerance_ms,
             "on_worker_loss": brain.on_worker_loss,
             "checkpoint_every_ms": brain.checkpoint_every_ms,
+            "check_finite": brain.check_finite,
         }
         return cls(config.to_spec(default_brain), **{**settings, **options})
 
     @classmethod
     def default(cls, seed: int = 1, **options: Any) -> Brain:
-        """The brain of `neuraxis demo`."""
+        """Return the brain of `neuraxis demo`; see `default_brain`. `options` are those of `Brain`."""
         from neuraxis.brain.default import default_brain
 
         return cls(default_brain(seed), **options)
@@ -191,16 +286,33 @@ class Brain:
         """Write the description as a TOML file that `from_file` reads."""
         write_spec(self.spec, path)
 
-    # --- to run -----------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------------------------------
 
     def forward(self, input: Any = None, n_timesteps: int = 1000) -> Activity:
-        """Run for `n_timesteps` steps with an input to the sensors; what happened.
+        """Run for `n_timesteps` steps with an input, and return the activity.
 
-        `input` is for the only sensor, or a dict by name. For each sensor: one number for each group or neuron (0 is
-        its background, 1 its full rate), or an array of spikes with a row for each step and a column for each
-        neuron. A sensor that is not named is silent but for its background. For a user's own region: anything
-        (an array, a tensor), which it gets as data. The same by a name that begins with "sensor/": then all users' own
-        regions get it whose pathways admit that name. Tensors may be on any device.
+        Parameters
+        ----------
+        input : array or dict of str to array, optional
+            Input to the only sensor, or inputs by name. Tensors may be on any device.
+
+            * For a sensor: an array of shape (groups,) or (neurons,) with numbers from 0 (background rate) to 1 (full
+              rate), or spikes (0 or 1) of shape (n_timesteps, neurons). A sensor without input fires at its
+              background rate.
+            * For a user's own region: any value that can be serialized; the region receives it as data.
+            * For a name that begins with "sensor/": the same, for all users' own regions with a pathway from it.
+        n_timesteps : int
+            Number of steps of `spec.dt_ms`.
+
+        Returns
+        -------
+        Activity
+            Spike counts and rates of this run.
+
+        Raises
+        ------
+        InvalidArgument, InvalidType
+            The input has an unknown name, a wrong shape or values out of range. Nothing has run.
         """
         before = self._simulation.counters()
         steps = self._step(input, n_timesteps, self._progress)
@@ -215,16 +327,16 @@ class Brain:
         )
 
     def step(self, input: Any = None, n_timesteps: int = 1) -> int:
-        """The same as `forward`, without asking what happened or drawing progress: for loops that run often."""
+        """Run like `forward`, without progress bar or activity, and return the number of steps: for tight loops."""
         return self._step(input, n_timesteps, progress=False)
 
     def _step(self, input: Any, n_timesteps: int, progress: bool | None) -> int:
         steps = whole(n_timesteps, "n_timesteps", 0)
-        stimulus = as_stimulus(self.spec, [one.name for one in self._lowered.residents], input, steps)
+        stimulus = as_stimulus(self.spec, [one.name for one in self._lowered.python_populations], input, steps)
         if self.steps + steps > LARGEST_STEP:
             raise InvalidArgument(f"n_timesteps={steps}: a brain has {LARGEST_STEP:,} steps at most")
         for data in (*stimulus.data.values(), *stimulus.outside.values()):
-            lowered(data)  # raises where they cannot travel
+            to_sendable(data)  # raises if it cannot be serialized
         for name, rates_hz in stimulus.rates_hz.items():
             self._set_rates(name, rates_hz)
         for name, (at, ids) in stimulus.spikes.items():
@@ -232,48 +344,64 @@ class Brain:
         for name, data in stimulus.data.items():
             self._simulation.give(name, data)
         for source, data in stimulus.outside.items():
-            for resident in self._lowered.residents:
-                if resident.admits_data_of(source):
-                    self._simulation.give(resident.name, data, source)
+            for population in self._lowered.python_populations:
+                if population.subscribes_to(source):
+                    self._simulation.give(population.name, data, source)
         self._advance(steps, progress)
         return steps
 
     def run(self, time_ms: float) -> Activity:
-        """Run for `time_ms` of model time without input."""
+        """Run for `time_ms` of model time without input, and return the activity."""
         return self.forward(None, whole_steps(time_ms, self.spec.dt_ms))
 
     def _advance(self, steps: int, progress: bool | None) -> None:
-        """Run, stopping where something on the agenda is due."""
-        self._look_at_balance()
+        """Run `steps` steps, stopping wherever a scheduled event is due."""
+        self._check_balance()
         simulation = self._simulation
         self._session.window = self._counted()
         self._session.window_steps = steps
         until = simulation.steps + steps
         while True:
-            with Interrupts():  # what was taken from the agenda is done
-                for what, arguments in self._session.agenda.take_due(simulation.steps):
-                    self._carry_out(what, arguments)
+            with Interrupts():  # an event that has left the schedule takes effect
+                for event, arguments in self._session.schedule.pop_due(simulation.steps):
+                    self._apply_event(event, arguments)
             if simulation.steps >= until:
                 break
-            due = self._session.agenda.next_step()
+            due = self._session.schedule.next_step()
             stop = until if due is None else min(until, due)
             begun = simulation.steps
             self._run_seconds += simulation.advance(stop - begun, progress=progress)
             self._run_steps += stop - begun
 
-    def _carry_out(self, what: str, arguments: list[Any]) -> None:
-        if what == "release":
+    def _apply_event(self, event: str, arguments: list[Any]) -> None:
+        if event == RELEASE:
             self._simulation.release(arguments[0], arguments[1])
-        else:  # "rest": an action ends
+        else:  # END_ACTION
             self._set_rates(arguments[0], np.zeros(self._lowered.regions[arguments[0]].populations["cells"].n))
 
-    # --- to act and to learn ----------------------------------------------------------------------------------
+    # --- Actions and learning ---------------------------------------------------------------------------------
 
     def select_action(self, effector: str | None = None) -> int:
-        """The action that an effector's region chose in the last `forward` or `run`; it is carried out from now on.
+        """Choose an action from the activity of the last `forward` or `run`, and start carrying it out.
 
-        What speaks for an action is the rate of the region's cells "D1" for it, less that of "D2". Where the
-        actions are near each other, chance decides (the same chance for the same seed).
+        The value of an action is the mean rate of its "D1" cells minus that of its "D2" cells. The choice is a
+        softmax over the values, with random numbers drawn from the seed. The effector's motor cells of the action
+        fire for its `duration_ms`.
+
+        Parameters
+        ----------
+        effector : str, optional
+            Name of the effector; not needed if the brain has only one.
+
+        Returns
+        -------
+        int
+            The action, from 0.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such effector, or several and none is named.
         """
         name, spec = self._effector(effector)
         rates_hz = self._rates_in_window()
@@ -281,25 +409,36 @@ class Brain:
         self._session.choices += 1
         action = choose(values, spec.temperature_hz, uniform(self.spec.seed, self._session.choices))
         self._session.choice = Choice(action, tuple(float(value) for value in values), self._expected_reward(rates_hz))
-        self._note(f"a{action}")
+        self._add_to_history(f"a{action}")
         cells = self._lowered.regions[name].populations["cells"]
         rates = np.zeros(cells.n)
         size = cells.n // spec.actions
         rates[action * size : (action + 1) * size] = spec.rate_hz
-        self._session.agenda.remove("rest", name)
+        self._session.schedule.remove(END_ACTION, name)
         self._set_rates(name, rates)
-        self._session.agenda.enter(
-            self.steps + to_steps(spec.duration_ms, self.spec.dt_ms, "duration_ms"), "rest", name
+        self._session.schedule.add(
+            self.steps + to_steps(spec.duration_ms, self.spec.dt_ms, "duration_ms"), END_ACTION, name
         )
         return action
 
     def deliver_reward(self, reward: float) -> float:
-        """A reward for the last action: neuromodulators are released by how unexpected it was, which is returned."""
+        """Deliver a reward for the last action, and release neuromodulators by its prediction error.
+
+        Parameters
+        ----------
+        reward : float
+            The reward; 1 is a full one.
+
+        Returns
+        -------
+        float
+            The reward prediction error: `reward` minus the reward that the critic expected.
+        """
         given = number(reward, "reward")
         choice = self._session.choice
         expected = self._expected_reward(self._rates_in_window()) if choice is None else choice.expected_reward
         error = given - expected
-        self._note(f"r{given!r}")
+        self._add_to_history(f"r{given!r}")
         spec = self.spec.reward
         released = {
             "dopamine": spec.dopamine * error,
@@ -312,29 +451,29 @@ class Brain:
         return error
 
     def release(self, modulator: str, amount: float) -> None:
-        """Release a neuromodulator; it arrives after its delay."""
+        """Raise the level of a neuromodulator by `amount`, after the neuromodulator's delay."""
         given = number(amount, "amount")
         spec = self.spec.neuromodulators.get(modulator)
         if spec is None:
             raise InvalidArgument(f"modulator={modulator!r}: {near(modulator, self.spec.neuromodulators)}")
         if given:
             due = self.steps + to_steps(spec.delay_ms, self.spec.dt_ms, "delay_ms")
-            self._session.agenda.enter(due, "release", modulator, given)
+            self._session.schedule.add(due, RELEASE, modulator, given)
 
     def freeze_learning(self, frozen: bool = True) -> None:
-        """Keep all weights as they are from now on; with False, let them learn again."""
+        """Stop all weights from changing; with `frozen=False`, let them change again."""
         plastic = [one for one in self._lowered.network.projections if one.has_changing_weights]
         self._simulation.freeze(*(plastic if frozen else ()))
         self._session.learning = not frozen
 
     def lesion(self, region: str) -> None:
-        """Silence a region from now on: it neither spikes nor changes until `heal`."""
+        """Silence a region: its neurons neither spike nor change until `heal`."""
         self._known_region(region)
         self._session.lesions.add(region)
         self._silence()
 
     def heal(self, region: str) -> None:
-        """End a lesion: the region goes on from where it was."""
+        """End a lesion; the region continues from the state that it had."""
         self._known_region(region)
         self._session.lesions.discard(region)
         self._silence()
@@ -342,90 +481,112 @@ class Brain:
     def _silence(self) -> None:
         self._simulation.silence(*(one for name in self._session.lesions for one in self._lowered.populations_of(name)))
 
-    # --- to look at -------------------------------------------------------------------------------------------
+    # --- Inspection -------------------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
-        """The steps so far."""
+        """Number of steps run so far."""
         return self._simulation.steps
 
     @property
     def time_ms(self) -> float:
-        """The model time so far."""
+        """Model time so far, in ms."""
         return self._simulation.time_ms
 
     @property
     def workers(self) -> int:
+        """Number of worker processes; 1 if this process runs the brain."""
         return self._simulation.workers
 
     @property
+    def compile_seconds(self) -> float:
+        """Wall-clock time in s to compile what was missing before the brain was built; 0 if all was in the cache."""
+        return self._simulation.compile_seconds
+
+    @property
+    def build_seconds(self) -> float:
+        """Wall-clock time in s to build the brain."""
+        return self._simulation.build_seconds
+
+    @property
     def device(self) -> str:
-        """Where the neurons are: "cpu", "cuda", or "cuda,cpu" by worker."""
+        """Device of the neurons: "cpu", "cuda", or one for each worker ("cuda,cpu")."""
         return self._simulation.device
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and speaks to people; all but one do not, where each has the brain."""
+        """True in the process that writes files and prints; with a `LockstepExecutor`, on one rank only."""
         return self._simulation.leads
 
     def agree(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives in the process that leads, known to all that have this brain: the time, what a user did."""
+        """Call `make` in the leading process and return its result on every rank: the time, a user's input."""
         return self._simulation.agree(make)
 
     @property
     def neuron_count(self) -> int:
+        """Number of neurons, those of sensors and effectors included."""
         return self._lowered.network.neuron_count
 
     @property
     def synapse_count(self) -> int:
+        """Number of synapses."""
         return self._simulation.build.synapses
 
     @property
     def lowered(self) -> Lowered:
-        """The network that the brain became, and which of its parts are which regions."""
+        """The network that was built from the description, and the populations of each region in it."""
         return self._lowered
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of this machine for a second of the brain's, so far; 0 before the first run."""
+        """Wall-clock time per model time so far (below 1: faster than real time); 0 before the first run."""
         model_s = self._run_steps * self.spec.dt_ms * 1e-3
         return self._run_seconds / model_s if model_s else 0.0
 
     @property
     def last_choice(self) -> Choice | None:
+        """The last action chosen, with the value of each action; None before the first."""
         return self._session.choice
 
     def status(self) -> list[WorkerStatus]:
-        """How each worker is doing, as it says itself; `diagnostics` says it by region."""
+        """Return the status that each worker reports; `diagnostics` reports by region."""
         return self._simulation.status()
 
     @property
     def placement(self) -> Placement:
-        """Which worker has which neurons."""
+        """Assignment of neurons to workers."""
         return self._simulation.placement
 
     def load(self) -> list[dict[str, float]]:
-        """For each worker, the shares of its run time: waiting, collecting, delivering, updating."""
+        """Return, for each worker, the shares of its run time: waiting, collecting, delivering, updating."""
         return self._simulation.load()
 
     def spike_totals(self) -> dict[str, int]:
-        """The spikes of every population ("region.population") so far."""
+        """Return the number of spikes so far by population ("region.population")."""
         counts = self._simulation.counters().spike_counts
         return {one.name: int(counts[one.index]) for one in self._lowered.network.populations}
 
     def level(self, modulator: str) -> float:
-        """The level of a neuromodulator now."""
+        """Return the current level of a neuromodulator."""
         return self._simulation.level(modulator)
 
     def phase(self, rhythm: str) -> float:
-        """The phase of a rhythm now, in turns from 0 to 1; its value is largest at 0."""
+        """Return the current phase of a rhythm, in cycles from 0 to 1; the rhythm is at its peak at 0."""
         for one in self._lowered.network.rhythms:
             if one.name == rhythm:
                 return one.phase_at(self.steps, self.spec.dt_ms)
         raise InvalidArgument(f"rhythm={rhythm!r}: {near(rhythm, [one.name for one in self._lowered.network.rhythms])}")
 
     def spikes(self, region: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The recorded spikes of a region: (times in ms, neurons counted through its populations in order)."""
+        """Return the recorded spikes of a region; needs `record=True` or `record_to`.
+
+        Returns
+        -------
+        times_ms : array of float64, shape (spikes,)
+            Times in ms, ascending.
+        neurons : array of int64, shape (spikes,)
+            Indices into the region: its populations one after the other.
+        """
         self._known_region(region)
         times, ids, first = [np.zeros(0)], [np.zeros(0, np.int64)], 0
         for population in self._lowered.populations_of(region):
@@ -438,11 +599,11 @@ class Brain:
         return all_times[order], all_ids[order]
 
     def weights(self, projection: str) -> NDArray[np.generic]:
-        """The weights of a projection as they are now; `lowered.network` names the projections."""
+        """Return the current weights of a projection; `lowered.network.projections` lists the names."""
         return self._simulation.weights(projection)
 
     def state(self) -> dict[str, Any]:
-        """Where the brain stands: plain numbers and words."""
+        """Return time, rates, neuromodulator levels, rhythm phases, lesions and last choice, as JSON-like values."""
         network = self._lowered.network
         counts = self._simulation.counters().spike_counts
         seconds = self.time_ms * 1e-3
@@ -462,59 +623,81 @@ class Brain:
         }
 
     def diagnostics(self) -> Diagnostics:
-        """Rates, balance of excitation and inhibition, weights, and how the workers are doing."""
+        """Return rates, excitation and inhibition, learned weights, and the load of each worker."""
         return diagnose(self._lowered, self._simulation)
 
     def fingerprint(self) -> str:
-        """A hash of all spikes, states, weights, actions and rewards so far: the same in every mode."""
+        """Return a hash of all spikes, states, weights, actions and rewards so far.
+
+        It is the same for any number of workers, any device and any executor.
+        """
         inner = hashlib.sha256(f"{self._simulation.fingerprint()} {self._session.history}".encode())
         return inner.hexdigest()[:16]
 
-    # --- to spread over workers -------------------------------------------------------------------------------
+    # --- Load balancing ---------------------------------------------------------------------------------------
 
     def rebalance(self) -> bool:
-        """Spread the regions over the workers by the load that was measured; whether anything was moved."""
+        """Redistribute the regions over the workers by measured load; return True if a region moved."""
         if not self._movable:
             return False
         network = self._lowered.network
         load = measured_load(self._lowered, self._simulation)
         if load is None:
             return False
-        placement = place_regions(network, self.workers, self._lowered.groups, load, self._lowered.kept_whole)
+        placement = place_regions(network, self.workers, self._lowered.groups, load, self._lowered.uncut)
         if placement == self.placement:
             return False
         self._simulation.move(placement)
         return True
 
-    def _look_at_balance(self) -> None:
-        """Between two runs: if one worker has much more to do than others, move regions; each time later again."""
-        if not self._balance or self.steps < self._look_again_at:
+    def _check_balance(self) -> None:
+        """Rebalance if one worker has much more to do than the mean; the interval between checks grows fourfold."""
+        if not self._balance or self.steps < self._next_balance_check:
             return
-        self._look_again_at = 4 * self._look_again_at
+        self._next_balance_check = 4 * self._next_balance_check
         busy = [one.busy_ticks for one in self._simulation.status()]
-        if max(busy) <= _WORTH_MOVING * sum(busy) / len(busy):
+        if max(busy) <= _IMBALANCE * sum(busy) / len(busy):
             return
         try:
             if self.rebalance():
-                _log.info("regions were spread over the workers anew, by measured load")
+                _log.info("moved regions between workers to balance the measured load")
         except CheckpointError as error:
             self._balance = False  # a region that cannot be saved cannot be moved either
-            _log.info("regions stay where they are: %s", error)
+            _log.info("cannot balance the load, regions stay on their workers: %s", error)
 
-    # --- to keep ----------------------------------------------------------------------------------------------
+    # --- Checkpoints ------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, folder: str | Path, task: Mapping[str, Any] | None = None) -> None:
-        """Write the complete state; `task` is kept with it. What the folder held stays valid until that is done."""
+    def save(self, folder: str | Path, task: Mapping[str, Any] | None = None) -> None:
+        """Write the complete state to a folder; an older checkpoint there stays valid until this one is complete.
+
+        Parameters
+        ----------
+        folder : path
+            The folder; created if it does not exist.
+        task : mapping, optional
+            JSON-like values to save with the state, for example `CueActionTask.save()`.
+
+        Raises
+        ------
+        CheckpointError
+            The state cannot be written, or a region of the user's own cannot be saved.
+        """
         kept = {**self._session.as_json(), "task": dict(task or {}), "spec": spec_text(self.spec)}
         self._simulation.save(folder, {"brain": kept})
 
-    def load_checkpoint(self, folder: str | Path) -> dict[str, Any]:
-        """Go on from a saved state of the same brain, saved in any mode; the `task` that was saved with it."""
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Restore a state of the same brain, saved with any number of workers or device; return its `task`.
+
+        Raises
+        ------
+        CheckpointError
+            The folder has no complete checkpoint of this brain.
+        """
         kept = self._simulation.note(folder).get("brain")
         if not isinstance(kept, dict):
-            raise CheckpointError(f"{folder}: is the state of a network, not of a brain")
+            raise CheckpointError(f"{folder}: is a checkpoint of a network, not of a brain")
         if kept.get("spec") != spec_text(self.spec):
-            raise CheckpointError(f"{folder}: was saved from another brain: their descriptions differ")
+            raise CheckpointError(f"{folder}: was saved from another brain: the descriptions differ")
         try:
             session, task = Session.from_json(kept), dict(kept["task"])
             self._check_session(session)
@@ -526,7 +709,7 @@ class Brain:
         return task
 
     def close(self) -> None:
-        """End the workers, and finish the file that is recorded to. A second call does nothing."""
+        """Stop the workers and complete the recorded file. Closing twice is allowed."""
         self._simulation.close()
 
     def __enter__(self) -> Brain:
@@ -544,10 +727,29 @@ class Brain:
             f"at {self.time_ms:g} ms>"
         )
 
-    # --- helpers ----------------------------------------------------------------------------------------------
+    def _repr_html_(self) -> str:
+        network = self._lowered.network
+        synapses = dict.fromkeys(self._lowered.regions, 0.0)
+        for projection in network.projections:
+            synapses[split_port(projection.post.name)[0]] += projection.expected_synapses
+        rows = (
+            (
+                name,
+                region.kind,
+                f"{sum(one.n for one in region.populations.values()):,}",
+                f"{synapses[name]:,.0f}",
+                ", ".join(region.populations),
+            )
+            for name, region in self._lowered.regions.items()
+        )
+        return html_table(
+            repr(self)[1:-1], ("region", "kind", "neurons", "incoming synapses (expected)", "populations"), rows
+        )
+
+    # --- Helpers ----------------------------------------------------------------------------------------------
 
     def _check_session(self, session: Session) -> None:
-        """ValueError if a session is not one of this brain."""
+        """Raise ValueError if a restored session does not fit this brain."""
         ends = [*self.spec.sensors, *self.spec.effectors]
         cells = {name: self._lowered.regions[name].populations["cells"].n for name in ends}
         for name, rates in session.inputs.items():
@@ -556,10 +758,10 @@ class Brain:
         for region in session.lesions:
             if region not in self._lowered.regions:
                 raise ValueError(f"lesion of {region!r}")
-        for _, what, arguments in session.agenda.as_json():
-            known = {"release": list(self.spec.neuromodulators), "rest": list(self.spec.effectors)}.get(what, [])
+        for _, event, arguments in session.schedule.as_json():
+            known = {RELEASE: list(self.spec.neuromodulators), END_ACTION: list(self.spec.effectors)}.get(event, [])
             if not arguments or arguments[0] not in known:
-                raise ValueError(f"agenda: {what} {arguments}")
+                raise ValueError(f"scheduled event {event} {arguments}")
 
     def _known_region(self, region: str) -> None:
         if region not in self._lowered.regions:
@@ -569,26 +771,26 @@ class Brain:
         effectors = self.spec.effectors
         if name is None:
             if len(effectors) != 1:
-                raise InvalidArgument(f"effector: the brain has {len(effectors)}; say which: {', '.join(effectors)}")
+                raise InvalidArgument(f"effector: the brain has {len(effectors)}; choose one: {', '.join(effectors)}")
             name = next(iter(effectors))
         if name not in effectors:
             raise InvalidArgument(f"effector={name!r}: {near(name, effectors)}")
         return name, effectors[name]
 
     def _watched(self) -> list[Any]:
-        """The populations whose spikes are counted in a window."""
+        """Return the populations whose spikes are counted in a run: the critic, and those that choose actions."""
         watched = [] if self._critic is None else [self._critic]
         for effector in self.spec.effectors.values():
             known = self._lowered.regions[effector.region].populations
-            watched += [known[name] for name in (FOR, AGAINST) if name in known]
+            watched += [known[name] for name in (GO, NO_GO) if name in known]
         return watched
 
     def _values(self, effector: EffectorSpec, rates_hz: dict[int, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """What speaks for each action."""
+        """Return the value of each action, in Hz."""
         known = self._lowered.regions[effector.region].populations
-        values = by_group(rates_hz[known[FOR].index], effector.actions)
-        if AGAINST in known:
-            values = values - by_group(rates_hz[known[AGAINST].index], effector.actions)
+        values = by_group(rates_hz[known[GO].index], effector.actions)
+        if NO_GO in known:
+            values = values - by_group(rates_hz[known[NO_GO].index], effector.actions)
         return values
 
     def _expected_reward(self, rates_hz: dict[int, NDArray[np.float64]]) -> float:
@@ -599,25 +801,25 @@ class Brain:
         return min(1.0, max(spec.lowest_expected, rate_hz / spec.critic_hz))
 
     def _counted(self) -> dict[int, NDArray[np.int64]]:
-        """The spikes so far of each cell that is watched, by population."""
+        """Return the spikes so far of each watched neuron, by index of its population."""
         watched = self._watched()
         counts = self._simulation.spike_counts_of(watched)
         return {one.index: count for one, count in zip(watched, counts, strict=True)}
 
     def _rates_in_window(self) -> dict[int, NDArray[np.float64]]:
-        """The rate in the last run of each cell that is watched, by population."""
+        """Return the rate in the last run of each watched neuron, by index of its population."""
         seconds = max(1, self._session.window_steps) * self.spec.dt_ms * 1e-3
         window = self._session.window
         return {index: (now - window.get(index, now)) / seconds for index, now in self._counted().items()}
 
     def _set_rates(self, name: str, rates_hz: NDArray[np.float64]) -> None:
-        """Set the rates of a sensor's or effector's cells; nothing is sent where they are set already."""
+        """Set the rates of a sensor's or effector's neurons, unless they are set already."""
         wanted = thresholds(rates_hz, self.spec.dt_ms)
         if name in self._session.inputs and np.array_equal(self._session.inputs[name], wanted):
             return
         self._simulation.set_state(f"{name}.cells", "threshold", wanted)
         self._session.inputs[name] = wanted
 
-    def _note(self, what: str) -> None:
-        """Fold an action or a reward into the history, which the fingerprint depends on."""
-        self._session.history = hashlib.sha256(f"{self._session.history} {self.steps} {what}".encode()).hexdigest()
+    def _add_to_history(self, event: str) -> None:
+        """Fold an action or a reward into the hash of the history, which is part of the fingerprint."""
+        self._session.history = hashlib.sha256(f"{self._session.history} {self.steps} {event}".encode()).hexdigest()

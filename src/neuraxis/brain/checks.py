@@ -1,4 +1,7 @@
-"""The checks that a brain's description makes sense; see `neuraxis.brain.spec`."""
+"""Validation of a brain's description; see `neuraxis.brain.spec`.
+
+`validate` checks a whole description. `BrainBuilder` uses `Checker` directly, to check each entry as it is added.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
+from neuraxis.arguments import FrozenDict, FrozenList, near
 from neuraxis.brain.spec import (
     DATA_TOPIC,
     PYTHON_KIND,
@@ -29,33 +33,38 @@ from neuraxis.brain.spec import (
     typed,
 )
 from neuraxis.errors import SpecError
-from neuraxis.execution.admission import why_no_expression
-from neuraxis.network.arguments import near
-from neuraxis.network.delays import HIGHEST_CONSTANT_STEPS
-from neuraxis.network.grid import STEP_TOLERANCE
+from neuraxis.network.grid import HIGHEST_CONSTANT_STEPS, STEP_TOLERANCE
 from neuraxis.network.network import LARGEST_SEED
+from neuraxis.simulation.python_populations import why_no_expression
 
 __all__ = ["Checker", "validate"]
 
-# More than any number that a setting needs, and something that every reader of TOML in Python takes.
+# More than any setting needs, and within what every TOML reader in Python accepts.
 LARGEST_WHOLE_NUMBER = 2**64
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TOPIC = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
-_TAKEN_TOPICS = ("spikes", "health")  # every region's own, on the mesh
+_RESERVED_TOPICS = ("spikes", "health")  # topics that every region has on the mesh
 _IDENTIFIER = r"[^\W\d]\w*"
 _IMPORTABLE = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
 
 
 def validate(spec: BrainSpec, where: str = "brain", kinds: Kinds | None = None) -> BrainSpec:
-    """Check a whole description and return it in its one stored form (1 for a number of ms becomes 1.0).
+    """Check a whole description and return it in its canonical form (1 becomes 1.0 where a float is expected).
 
-    Args:
-        where: what the text of an error begins with: the file, if there is one.
-        kinds: the kinds of regions and their settings; None: `neuraxis.brain.regions.REGION_KINDS`.
+    Parameters
+    ----------
+    spec : BrainSpec
+        The description.
+    where : str
+        Prefix of errors: the file, if there is one.
+    kinds : mapping of str to type, optional
+        Kinds of regions and their configurations; default `neuraxis.brain.regions.REGION_KINDS`.
 
-    Raises:
-        SpecError: with the path of the field that is wrong.
+    Raises
+    ------
+    SpecError
+        The description is wrong; the error has the path of the field.
     """
     if not isinstance(spec, BrainSpec):
         raise SpecError(f"a BrainSpec is expected, not {type(spec).__name__}", where)
@@ -81,14 +90,14 @@ def validate(spec: BrainSpec, where: str = "brain", kinds: Kinds | None = None) 
 
 
 class Checker:
-    """The checks of one entry each, against the names in a description; each raises or returns the entry typed.
+    """Checks of single entries against the names in a description; each raises or returns the entry converted.
 
-    The entry itself may be in the description or be about to come.
+    The entry itself may be part of the description already or be about to be added.
     """
 
     def __init__(self, spec: BrainSpec, where: str = "brain", kinds: Kinds | None = None) -> None:
         if kinds is None:
-            # Only now, since the regions bring the code that builds them.
+            # Imported late: the regions import the neuron models.
             from neuraxis.brain.regions import REGION_KINDS
 
             kinds = REGION_KINDS
@@ -97,7 +106,7 @@ class Checker:
         self._kinds = kinds
 
     def brain(self) -> None:
-        """The fields of the brain itself."""
+        """Check the fields of the brain itself."""
         self._name(self._spec.name, "name")
         self._between(self._spec.seed, "seed", 0, LARGEST_SEED)
         self._positive(self._spec.dt_ms, "dt_ms")
@@ -113,12 +122,12 @@ class Checker:
         self._name(name, field)
         self._not_also(name, field, "sensor", self._spec.sensors)
         if not is_device(region.device):
-            self._fail(f"{field}.device", f"{region.device!r} is no device; say 'cpu', 'cuda' or 'cuda:0'")
+            self._fail(f"{field}.device", f"{region.device!r} is not a device; use 'cpu', 'cuda' or 'cuda:0'")
         self._plain(region.config, f"{field}.config")
         for index, role in enumerate(region.roles):
             self._name(role, f"{field}.roles[{index}]")
             if role in region.roles[:index]:
-                self._fail(f"{field}.roles[{index}]", f"{role!r} is there already")
+                self._fail(f"{field}.roles[{index}]", f"{role!r} is listed twice; remove one")
         if region.kind == PYTHON_KIND:
             self._python_region(field, region)
             return region
@@ -133,7 +142,7 @@ class Checker:
 
     def _python_region(self, field: str, region: RegionSpec) -> None:
         if region.create is None:
-            self._fail(f"{field}.create", 'is missing; what makes the region, as "package.module:callable"')
+            self._fail(f"{field}.create", 'is missing; name the callable that makes it: "package.module:callable"')
         if not _IMPORTABLE.fullmatch(region.create):
             self._fail(f"{field}.create", f'{region.create!r} is not of the form "package.module:callable"')
         if region.neurons is not None:
@@ -149,9 +158,9 @@ class Checker:
     def _topic(self, topic: str, field: str) -> None:
         if not _TOPIC.fullmatch(topic):
             self._fail(
-                field, f"{topic!r}: a topic is made of letters (a to z), digits, '_', '-' and '.', with '/' between"
+                field, f"{topic!r}: a topic consists of letters (a to z), digits, '_', '-' and '.', with '/' between"
             )
-        if topic in _TAKEN_TOPICS:
+        if topic in _RESERVED_TOPICS:
             self._fail(field, f"{topic!r}: every region has this topic already; choose another")
 
     def sensor(self, name: str, sensor: SensorSpec) -> SensorSpec:
@@ -227,7 +236,7 @@ class Checker:
         return reward
 
     def pathway(self, index: int, pathway: PathwaySpec, others: Container[str]) -> PathwaySpec:
-        """The pathway at an index; `others` are the labels of those before it."""
+        """Check the pathway at an index; `others` are the labels of those before it."""
         field = f"pathways[{index}]"
         pathway = typed(pathway, PathwaySpec, self._where, field)
         if is_outside(pathway.source):
@@ -245,13 +254,13 @@ class Checker:
         if pathway.in_degree is not None:
             self._at_least(pathway.in_degree, f"{field}.in_degree", 1)
             if pathway.probability is not None:
-                self._fail(f"{field}.probability", "in_degree is given as well; one of them says how many synapses")
+                self._fail(f"{field}.probability", "in_degree is given as well; give one of them")
         if pathway.probability is not None and not 0 < pathway.probability <= 1:
             self._fail(f"{field}.probability", f"{pathway.probability:g}: must be above 0 and 1 at most")
         if pathway.plasticity is not None:
             self._plain(pathway.plasticity, f"{field}.plasticity")
             if not pathway.plasticity.strip():
-                self._fail(f"{field}.plasticity", 'must not be empty; for none, say "none"')
+                self._fail(f"{field}.plasticity", 'must not be empty; use "none" for static synapses')
         self._plain(pathway.options, f"{field}.options")
         return pathway
 
@@ -268,31 +277,31 @@ class Checker:
         self._known(name, [*spec.regions, *spec.sensors, *spec.effectors], field, "region, sensor or effector")
         for others, what in ((spec.sensors, "a sensor"), (spec.effectors, "an effector")):
             if port and name in others:
-                self._fail(field, f"{source!r}: {what} has no ports; say {name!r}")
+                self._fail(field, f"{source!r}: {what} has no ports; use {name!r}")
         region = spec.regions.get(name)
         if region is not None and region.kind == PYTHON_KIND and region.neurons is None:
-            self._fail(field, f"region {name!r} has no outputs: its description does not say how many neurons it has")
+            self._fail(field, f"region {name!r} has no outputs; give its description a number of neurons")
 
     def _outside(self, pathway: PathwaySpec, field: str) -> None:
-        """A pathway that starts at data from outside the brain."""
+        """Check a pathway from data outside the brain."""
         self._expression(pathway.source, f"{field}.source")
         region = self._spec.regions.get(split_port(pathway.target)[0])
         if region is not None and region.kind != PYTHON_KIND:
             self._fail(
                 f"{field}.source",
-                f"{pathway.source!r}: data reach regions of kind {PYTHON_KIND!r}, and {pathway.target!r} is one of "
-                f'neurons; declare a sensor with key = "{pathway.source}" and a pathway from it',
+                f"{pathway.source!r}: only regions of kind {PYTHON_KIND!r} receive data, and {pathway.target!r} is "
+                f'made of neurons; declare a sensor with key = "{pathway.source}" and a pathway from it',
             )
 
     def _expression(self, text: str, field: str) -> None:
         self._plain(text, field)
         if reason := why_no_expression(text):
-            self._fail(field, f"{text!r} is no key expression: {reason}")
+            self._fail(field, f"{text!r} is not a key expression: {reason}")
 
     def _target(self, target: str, field: str) -> None:
         name, _ = self._end(target, field)
         if name in self._spec.sensors:
-            self._fail(field, f"{name!r} is a sensor, and no pathway leads to a sensor")
+            self._fail(field, f"{name!r} is a sensor, which cannot be the target of a pathway")
         self._known(name, self._spec.regions, field, "region")
 
     def _end(self, end: str, field: str) -> tuple[str, str]:
@@ -302,14 +311,14 @@ class Checker:
             self._fail(field, f'{end!r} is not of the form "region" or "region.port"')
         return name, port
 
-    # --- one value each ---
+    # --- Checks of single values ---
 
     def _fail(self, field: str, reason: str) -> NoReturn:
         raise SpecError(reason, self._where, field)
 
     def _name(self, name: str, field: str) -> None:
         if not _NAME.fullmatch(name):
-            self._fail(field, f"{name!r}: a name is made of letters (a to z), digits, '_' and '-'")
+            self._fail(field, f"{name!r}: a name consists of letters (a to z), digits, '_' and '-'")
 
     def _not_also(self, name: str, field: str, what: str, others: Container[str]) -> None:
         if name in others:
@@ -338,26 +347,26 @@ class Checker:
 
     def _delay(self, value: float, field: str, of: str = "") -> None:
         dt_ms = self._spec.dt_ms
-        # Not `value < ...`, which is not true of nan.
+        # Not `value < ...`, which is False for nan.
         if not value >= dt_ms * (1 - STEP_TOLERANCE):
             self._fail(field, f"{value:g}{of}: must be one step (dt_ms={dt_ms:g}) or more")
         if value / dt_ms + 0.5 >= HIGHEST_CONSTANT_STEPS + 1:
             self._fail(field, f"{value:g}{of}: must be {HIGHEST_CONSTANT_STEPS} steps (of {dt_ms:g} ms) at most")
 
     def _plain(self, value: object, field: str) -> None:
-        """Whether a file can hold a value and give back one that is equal to it."""
-        if type(value) is dict:
+        """Check that writing a value to a file and reading it back gives an equal value."""
+        if type(value) is dict or type(value) is FrozenDict:
             for key, inner in value.items():
                 if type(key) is not str:
                     self._fail(field, f"{key!r}: a key must be text")
                 self._plain(key, field)
                 self._plain(inner, f"{field}.{key}")
-        elif type(value) is list:
+        elif type(value) is list or type(value) is FrozenList:
             for index, inner in enumerate(value):
                 self._plain(inner, f"{field}[{index}]")
         elif type(value) is str:
             if any("\ud800" <= character <= "\udfff" for character in value):
-                self._fail(field, f"{value!r}: is no Unicode text")
+                self._fail(field, f"{value!r}: is not valid Unicode")
         elif type(value) is float:
             if math.isnan(value):
                 self._fail(field, "nan: a number is expected")

@@ -1,8 +1,6 @@
-"""How a brain is to be run: on which device, by how many processes, and which brain.
+"""Typed configuration of a run: the brain, the device and the number of processes.
 
-    config = Config(global_=GlobalConfig(device="cpu"), brain=BrainConfig(parallel=True, workers=4))
-
-A configuration checks itself when it is made; what depends on the brain is checked by `Config.to_spec`.
+The constructors check each value; `Config.to_spec` checks what depends on the brain.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from neuraxis.arguments import flag, frozen, near, one_of, positive, whole
+from neuraxis.brain.builder import plain_data
 from neuraxis.brain.checks import validate
 from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, Kinds, RegionSpec, as_spec, is_device
 from neuraxis.errors import InvalidArgument, InvalidType, SpecError
-from neuraxis.network.arguments import flag, near, one_of, positive, whole
 from neuraxis.network.network import LARGEST_SEED
 
 __all__ = ["BrainConfig", "Config", "GlobalConfig", "check_batch_tolerance"]
@@ -24,13 +23,26 @@ DEFAULT_SEED = 1
 
 
 class GlobalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What holds for all of a brain.
+    """Settings of a whole brain.
 
-    Attributes:
-        device: where the neurons are, and the users' own regions whose description does not name another device than
-            "cpu".
-        seed: None: the brain's own.
-        dt_ms: None: the brain's own.
+    Attributes
+    ----------
+    device : str
+        Device of all neurons, and of the users' own regions whose description says "cpu": "cpu", "cuda" or "cuda:0".
+    seed : int, optional
+        Seed; None: that of the description.
+    dt_ms : float, optional
+        Length of a step in ms; None: that of the description.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        A value is out of range or of the wrong type.
+
+    Examples
+    --------
+    >>> GlobalConfig(seed=7)
+    GlobalConfig(device='cpu', seed=7, dt_ms=None)
     """
 
     device: str = "cpu"
@@ -41,27 +53,47 @@ class GlobalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not isinstance(self.device, str):
             raise InvalidType(f"device={self.device!r}: text is expected, not {type(self.device).__name__}")
         if not is_device(self.device):
-            raise InvalidArgument(f"device={self.device!r}: say 'cpu', 'cuda' or 'cuda:0'")
+            raise InvalidArgument(f"device={self.device!r}: 'cpu', 'cuda' or 'cuda:0' is expected")
         if self.seed is not None:
-            whole(self.seed, "seed", 0, LARGEST_SEED)
+            _settle(self, seed=whole(self.seed, "seed", 0, LARGEST_SEED))
         if self.dt_ms is not None:
-            positive(self.dt_ms, "dt_ms")
+            _settle(self, dt_ms=positive(self.dt_ms, "dt_ms"))
 
 
 class BrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which brain, and who runs it.
+    """A brain and the options of running it.
 
-    Attributes:
-        parallel: whether worker processes run it, instead of this one.
-        workers: how many of them; "auto": as many as suit the machine.
-        batch_tolerance_ms: events of so much time are given to a user's own region in one call; must be below the
-            shortest pathway's delay.
-        on_worker_loss: when a worker dies, raise, or go on from the last checkpoint.
-        checkpoint_every_ms: with on_worker_loss="restart", how much model time there is at least between two states
-            that are kept on the way; None: a second. (And at least 10 s of the clock.)
-        spec: the brain; None: the default one.
-        regions: settings to change, by the name of the region: {"cortex": {"neurons": 400}}.
-        pathways: fields to change, by the label of the pathway: {"thalamus->cortex": {"weight": 2.0}}.
+    Attributes
+    ----------
+    parallel : bool
+        Run in worker processes instead of this one.
+    workers : int or "auto"
+        Number of worker processes.
+    batch_tolerance_ms : float
+        A user's own region gets the events of this much time in one call, in ms; must be below the shortest delay.
+    on_worker_loss : {"raise", "restart"}
+        Raise when a worker dies, or continue from the last automatic checkpoint.
+    checkpoint_every_ms : float, optional
+        With "restart", least model time between two automatic checkpoints, in ms; None: 1000. (At least 10 s of wall
+        clock pass between two.)
+    check_finite : bool
+        Stop the run when a state becomes infinite or NaN.
+    spec : BrainSpec, optional
+        The description; None: the default brain.
+    regions : dict
+        Region settings to change, by region: ``{"cortex": {"neurons": 400}}``.
+    pathways : dict
+        Pathway fields to change, by label: ``{"thalamus->cortex": {"weight": 2.0}}``.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        A value is out of range or of the wrong type.
+
+    Examples
+    --------
+    >>> BrainConfig(parallel=True, workers=4).workers
+    4
     """
 
     parallel: bool = False
@@ -69,27 +101,49 @@ class BrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batch_tolerance_ms: float = 0.1
     on_worker_loss: Literal["raise", "restart"] = "raise"
     checkpoint_every_ms: float | None = None
+    check_finite: bool = True
     spec: BrainSpec | None = None
     regions: dict[str, dict[str, Any]] = {}
     pathways: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        flag(self.parallel, "parallel")
+        _settle(
+            self,
+            parallel=flag(self.parallel, "parallel"),
+            check_finite=flag(self.check_finite, "check_finite"),
+            batch_tolerance_ms=positive(self.batch_tolerance_ms, "batch_tolerance_ms"),
+            regions=frozen(plain_data(self.regions)),
+            pathways=frozen(plain_data(self.pathways)),
+        )
         if isinstance(self.workers, str):
             if self.workers != "auto":
                 raise InvalidArgument(f"workers={self.workers!r}: a whole number or 'auto' is expected")
         else:
-            whole(self.workers, "workers", 1)
-        positive(self.batch_tolerance_ms, "batch_tolerance_ms")
+            _settle(self, workers=whole(self.workers, "workers", 1))
         one_of(self.on_worker_loss, "on_worker_loss", ("raise", "restart"))
         if self.checkpoint_every_ms is not None:
-            positive(self.checkpoint_every_ms, "checkpoint_every_ms")
+            _settle(self, checkpoint_every_ms=positive(self.checkpoint_every_ms, "checkpoint_every_ms"))
         if self.spec is not None and not isinstance(self.spec, BrainSpec):
             raise InvalidType(f"spec={self.spec!r}: a BrainSpec is expected, not {type(self.spec).__name__}")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The whole configuration. In a file, `global_` is called `global`."""
+    """Configuration of a brain and its run, for `Brain.from_config`.
+
+    Attributes
+    ----------
+    global_ : GlobalConfig
+        Settings of the whole brain; called `global` in a file.
+    brain : BrainConfig
+        The brain and the way to run it.
+
+    Examples
+    --------
+    >>> config = Config(global_=GlobalConfig(seed=3), brain=BrainConfig(regions={"cortex": {"neurons": 80}}))
+    >>> from neuraxis.brain import default_brain
+    >>> config.to_spec(default_brain).regions["cortex"].config["neurons"]
+    80
+    """
 
     global_: GlobalConfig = msgspec.field(default_factory=GlobalConfig, name="global")
     brain: BrainConfig = msgspec.field(default_factory=BrainConfig)
@@ -100,11 +154,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise InvalidType(f"{name}={given!r}: a {kind.__name__} is expected, not {type(given).__name__}")
 
     def to_spec(self, default: Callable[[int], BrainSpec], kinds: Kinds | None = None) -> BrainSpec:
-        """The brain that is meant, with all changes made and checked.
+        """Return the description of the brain, with all changes applied and checked.
 
-        Args:
-            default: makes the default brain from a seed; called if the configuration has no brain of its own.
-            kinds: as for `neuraxis.brain.checks.validate`.
+        Parameters
+        ----------
+        default : callable
+            Makes the default brain from a seed; called if the configuration has no description of its own.
+        kinds : mapping of str to type, optional
+            Kinds of regions; see `neuraxis.brain.checks.validate`.
+
+        Returns
+        -------
+        BrainSpec
+            The description.
+
+        Raises
+        ------
+        InvalidArgument
+            `regions` or `pathways` name one that the brain does not have.
+        SpecError
+            The changed description is wrong.
         """
         seed, dt_ms = self.global_.seed, self.global_.dt_ms
         spec = self.brain.spec
@@ -120,8 +189,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, region in spec.regions.items():
             if region.device != "cpu" and region.kind != PYTHON_KIND:
                 raise SpecError(
-                    f"{region.device!r}: only regions of kind 'python' have a device of their own; say for all neurons "
-                    "where they are: GlobalConfig(device=...), Brain(..., device=...)",
+                    f"{region.device!r}: only regions of kind 'python' have a device of their own; set that of all "
+                    "neurons with GlobalConfig(device=...) or Brain(..., device=...)",
                     spec.name,
                     f"regions.{name}.device",
                 )
@@ -153,8 +222,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return as_spec({**msgspec.structs.asdict(spec), "pathways": changed})
 
 
+def _settle(config: msgspec.Struct, **fields: object) -> None:
+    """Store checked values in their canonical form: NumPy numbers become Python's, which a file can hold."""
+    for name, value in fields.items():
+        msgspec.structs.force_setattr(config, name, value)
+
+
 def check_batch_tolerance(spec: BrainSpec, batch_tolerance_ms: float) -> None:
-    """Raise if spikes that travel together could come too late for a pathway of a brain, and say for which."""
+    """Raise InvalidArgument if a batch of events could arrive later than the shortest delay allows."""
     positive(batch_tolerance_ms, "batch_tolerance_ms")
     if not spec.pathways:
         return

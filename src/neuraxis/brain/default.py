@@ -1,23 +1,23 @@
-"""The default brain: six regions that together learn which of four actions to take on which of four cues.
+"""The default brain: six regions that learn by reward which of four actions to take on each of four cues.
 
-A cue comes in through the thalamus to the column of the cortex that is for it. From there the cortex tells the
-striatum, where an action is chosen, and the prefrontal cortex, which holds the cue when it has gone, and tells the
-striatum, too. What the action brings is compared with what the striatum's critic expected: dopamine says which
-synapses onto the striatum were right, acetylcholine lets the cortex learn from surprises, and noradrenaline clears the
-memory for the next trial. The hippocampus stores what the cortex shows it, in the rhythm of theta; the cerebellum
-gets the cortex's activity and a copy of the action, and learns from errors.
+The thalamus relays a cue to the column of the cortex that represents it. The cortex projects to the striatum, where
+the action is chosen, and to the prefrontal cortex, which holds the cue after it is gone and projects to the striatum,
+too. The reward is compared with the one that the striatum's critic expected. Dopamine carries the difference and
+changes the synapses onto the striatum; acetylcholine lets the cortex learn from surprises; noradrenaline clears the
+working memory for the next trial. The hippocampus stores patterns of cortical activity in the theta rhythm; the
+cerebellum receives cortical activity and an efference copy of the action, and learns from errors.
 
-Delays between regions are a few milliseconds each, as between areas of a brain; weights are what each region thinks
-best, unless said here.
+Delays between regions are a few milliseconds, as between areas of a brain. Weights that are not given here are the
+defaults of the target region.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from neuraxis.arguments import whole
 from neuraxis.brain.builder import BrainBuilder
 from neuraxis.brain.spec import BrainSpec
-from neuraxis.network.arguments import whole
 
 __all__ = ["ACTIONS", "CUES", "default_brain"]
 
@@ -26,9 +26,31 @@ ACTIONS = 4
 
 
 def default_brain(seed: int = 1, scale: int = 1) -> BrainSpec:
-    """The description of the default brain; with `scale`, regions of so many times the cells.
+    """Return the description of the default brain, which `neuraxis demo` runs.
 
-    In-degrees and weights stay, so a larger brain does the same with more cells.
+    Parameters
+    ----------
+    seed : int
+        Seed of everything that is random in the brain.
+    scale : int
+        Factor for the number of cells. In-degrees and weights stay, so that a larger brain behaves alike.
+
+    Returns
+    -------
+    BrainSpec
+        Regions "thalamus", "cortex", "hippocampus", "prefrontal", "striatum" and "cerebellum", sensors "cue" and
+        "error", and effector "motor".
+
+    Raises
+    ------
+    InvalidArgument, SpecError
+        `seed` or `scale` is out of range.
+
+    Examples
+    --------
+    >>> spec = default_brain(seed=1)
+    >>> list(spec.regions)
+    ['thalamus', 'cortex', 'hippocampus', 'prefrontal', 'striatum', 'cerebellum']
     """
     n = whole(scale, "scale", 1)
     return (

@@ -1,7 +1,7 @@
-"""From the description of a brain to a network that an executor can run.
+"""Conversion of a brain's description into a network that an executor can run.
 
-Every region adds its populations, pathways become projections (or, where they end in a user's own region, what that
-region hears), sensors and effectors become populations whose rates can be set.
+Every region adds its populations. A pathway becomes projections, or a subscription if its target is a user's own
+region. Sensors and effectors become populations whose rates can be set.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from neuraxis.brain.models.sources import rate_source
+import msgspec
+
 from neuraxis.brain.region import Afferent, BuiltRegion, Region
+from neuraxis.brain.regions.sources import rate_source
 from neuraxis.brain.spec import PYTHON_KIND, BrainSpec, PathwaySpec, RegionSpec, is_outside, split_port
 from neuraxis.errors import NeuraxisError, SpecError
-from neuraxis.execution.admission import Admission
-from neuraxis.execution.resident import Hearing, Resident
 from neuraxis.network import Network, Population, Projection
-from neuraxis.network.grid import to_steps
+from neuraxis.network.grid import on_grid, to_steps
 from neuraxis.network.models import spike_source
+from neuraxis.simulation.python_populations import DataSubscription, PythonPopulation, SpikeSubscription
 
 __all__ = ["Lowered", "Pathway", "lower"]
 
-FOR, AGAINST = "D1", "D2"  # cells that speak for and against actions
-MARK = "data"  # the short name of the neuron that spikes when a user's own region sends data
+GO, NO_GO = "D1", "D2"  # populations whose rates add to and subtract from the value of an action
+MARKER = "data"  # short name of the neuron that spikes when a user's own region sends data
 
 
 @dataclass(frozen=True)
 class Pathway:
-    """A pathway of the brain and the projections that it became."""
+    """A pathway of the brain and the projections that were made for it."""
 
     label: str
     source: str
@@ -39,24 +40,30 @@ class Pathway:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A brain as a network.
+    """The network of a brain, and the regions in it.
 
-    Attributes:
-        regions: by name, sensors and effectors included, in the order of their populations.
-        pathways: those within the brain; what comes from outside is in the residents' `admits`.
-        residents: the users' own regions.
+    Attributes
+    ----------
+    network : Network
+        The network.
+    regions : mapping of str to BuiltRegion
+        Regions by name, sensors and effectors included, in the order of their populations.
+    pathways : tuple of Pathway
+        Pathways within the brain; Python populations subscribe to data from outside (`data_subscriptions`).
+    python_populations : tuple of PythonPopulation
+        The users' own regions.
     """
 
     network: Network
     regions: Mapping[str, BuiltRegion]
     pathways: tuple[Pathway, ...]
-    residents: tuple[Resident, ...]
+    python_populations: tuple[PythonPopulation, ...]
 
     def populations_of(self, region: str) -> list[Population]:
         return list(self.regions[region].populations.values())
 
     def population(self, name: str, where: str, field: str) -> Population:
-        """The population called "region.short name"."""
+        """Return the population called "region.short name"."""
         region, short = split_port(name)
         known = self.regions[region].populations
         if short not in known:
@@ -64,23 +71,26 @@ class Lowered:
         return known[short]
 
     @property
-    def kept_whole(self) -> set[int]:
-        """The populations of users' own regions, which live in one process."""
-        return {index for one in self.residents for index in (one.population, one.mark)}
+    def uncut(self) -> set[int]:
+        """Populations of users' own regions, each of which runs in one process as a whole."""
+        return {index for one in self.python_populations for index in (one.population, one.marker)}
 
     @property
     def groups(self) -> list[list[int]]:
-        """The populations of each region: what is best kept together."""
+        """Populations of each region, which are best placed on the same worker."""
         return [[one.index for one in region.populations.values()] for region in self.regions.values()]
 
 
 def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowered:
-    """Make the network of a brain that was validated; `where` is what errors begin with."""
+    """Build the network of a validated description; `where` is the prefix of errors."""
     network = Network(dt_ms=spec.dt_ms, seed=spec.seed)
     for name, rhythm in spec.rhythms.items():
         network.rhythm(name, rhythm.frequency_hz, rhythm.phase, rhythm.floor)
     for name, modulator in spec.neuromodulators.items():
         network.neuromodulator(name, modulator.baseline, modulator.tau_ms)
+        on_grid(modulator.delay_ms, spec.dt_ms, f"neuromodulator {name!r}: delay_ms")  # warns
+    for name, effector in spec.effectors.items():
+        on_grid(effector.duration_ms, spec.dt_ms, f"effector {name!r}: duration_ms")  # warns
     built: dict[str, BuiltRegion] = {}
     made: dict[str, Region] = {}
     for name, sensor in spec.sensors.items():
@@ -92,38 +102,38 @@ def lower(spec: BrainSpec, batch_steps: int = 1, where: str = "brain") -> Lowere
             made[name] = _create(name, region, where)
             built[name] = made[name].build(network, name)
     for name, effector in spec.effectors.items():
-        if FOR not in built[effector.region].populations:
+        if GO not in built[effector.region].populations:
             raise SpecError(
-                f"region {effector.region!r} has no cells {FOR!r} that speak for actions",
+                f"region {effector.region!r} has no population {GO!r} to read actions from; choose a striatum",
                 where,
                 f"effectors.{name}.region",
             )
         groups = built[effector.region].groups
         if groups != effector.actions:
-            raise SpecError(f"region {effector.region!r} has {groups} actions", where, f"effectors.{name}.actions")
+            raise SpecError(f"must be {groups}, as in region {effector.region!r}", where, f"effectors.{name}.actions")
         built[name] = _sources(network, name, "effector", effector.neurons, effector.actions)
-    hears: dict[str, list[Hearing]] = {name: [] for name in spec.regions}
+    subscriptions: dict[str, list[SpikeSubscription]] = {name: [] for name in spec.regions}
     pathways = []
     for index, pathway in enumerate(spec.pathways):
         if is_outside(pathway.source):
             continue
         try:
-            pathways.append(_connect(network, spec, pathway, built, made, hears))
+            pathways.append(_connect(network, spec, pathway, built, made, subscriptions))
         except SpecError:
             raise
         except NeuraxisError as error:
             raise SpecError(str(error), where, f"pathways[{index}] ({pathway.label})") from error
-    residents = tuple(
-        _resident(spec, name, region, built[name], hears[name], batch_steps)
+    python_populations = tuple(
+        _python_population(spec, name, region, built[name], subscriptions[name], batch_steps)
         for name, region in spec.regions.items()
         if region.kind == PYTHON_KIND
     )
-    # A region may have added populations while pathways were connected to it.
+    # `Region.receive` may have added populations.
     for population in network.populations:
         name, short = split_port(population.name)
         if short not in built[name].populations:
             built[name] = replace(built[name], populations={**built[name].populations, short: population})
-    lowered = Lowered(network, built, tuple(pathways), residents)
+    lowered = Lowered(network, built, tuple(pathways), python_populations)
     for name, modulator in spec.neuromodulators.items():
         for i, source in enumerate(modulator.sources):
             field = f"neuromodulators.{name}.sources[{i}].population"
@@ -137,8 +147,8 @@ def _create(name: str, region: RegionSpec, where: str) -> Region:
 
     if region.device != "cpu":
         raise SpecError(
-            f"{region.device!r}: only regions of kind 'python' have a device of their own; say for all neurons where "
-            "they are: Brain(..., device=...), --device",
+            f"{region.device!r}: only regions of kind 'python' have a device of their own; set that of all neurons "
+            "with Brain(..., device=...) or --device",
             where,
             f"regions.{name}.device",
         )
@@ -157,9 +167,9 @@ def _sources(network: Network, name: str, kind: str, neurons: int, groups: int) 
 
 def _python_region(network: Network, name: str, region: RegionSpec) -> BuiltRegion:
     cells = network.population(f"{name}.cells", region.neurons or 1, spike_source)
-    mark = network.population(f"{name}.{MARK}", 1, spike_source)
+    mark = network.population(f"{name}.{MARKER}", 1, spike_source)
     return BuiltRegion(
-        name, PYTHON_KIND, {"cells": cells, MARK: mark}, ("cells",), ("cells",), groups=region.groups or 1
+        name, PYTHON_KIND, {"cells": cells, MARKER: mark}, ("cells",), ("cells",), groups=region.groups or 1
     )
 
 
@@ -169,7 +179,7 @@ def _connect(
     pathway: PathwaySpec,
     built: Mapping[str, BuiltRegion],
     made: Mapping[str, Region],
-    hears: Mapping[str, list[Hearing]],
+    subscriptions: Mapping[str, list[SpikeSubscription]],
 ) -> Pathway:
     (source, out), (target, into) = split_port(pathway.source), split_port(pathway.target)
     start = built[source]
@@ -189,35 +199,45 @@ def _connect(
             plasticity=pathway.plasticity,
             options=pathway.options,
         )
-        built[target].input(into)  # says which ports there are
+        built[target].input(into)  # raises for an unknown port, with the known ones
         projections = made[target].receive(network, built[target], afferent)
     else:
-        delay = to_steps(pathway.delay_ms, spec.dt_ms, "delay_ms")
-        hears[target].append(Hearing(population.index, pathway.source, delay))
+        delay = _steps(pathway.delay_ms, spec, f"pathway {pathway.label!r}: delay_ms")
+        subscriptions[target].append(SpikeSubscription(population.index, pathway.source, delay))
         if start.kind == PYTHON_KIND:
-            hears[target].append(Hearing(start.populations[MARK].index, pathway.source, delay))
+            subscriptions[target].append(SpikeSubscription(start.populations[MARKER].index, pathway.source, delay))
     return Pathway(pathway.label, source, target, population, pathway.delay_ms, tuple(projections))
 
 
-def _resident(
-    spec: BrainSpec, name: str, region: RegionSpec, built: BuiltRegion, hears: list[Hearing], batch_steps: int
-) -> Resident:
+def _python_population(
+    spec: BrainSpec,
+    name: str,
+    region: RegionSpec,
+    built: BuiltRegion,
+    subscriptions: list[SpikeSubscription],
+    batch_steps: int,
+) -> PythonPopulation:
     assert region.create is not None
-    resident = Resident(
+    population = PythonPopulation(
         name=name,
         create=region.create,
         population=built.populations["cells"].index,
-        mark=built.populations[MARK].index,
-        config=region.config,
-        hears=tuple(hears),
-        admits=tuple(
-            Admission(pathway.source, to_steps(pathway.delay_ms, spec.dt_ms, "delay_ms"))
-            for pathway in spec.admissions()
+        marker=built.populations[MARKER].index,
+        config=msgspec.to_builtins(region.config),  # a copy, which the region may change
+        subscriptions=tuple(subscriptions),
+        data_subscriptions=tuple(
+            DataSubscription(pathway.source, _steps(pathway.delay_ms, spec, f"pathway {pathway.label!r}: delay_ms"))
+            for pathway in spec.outside_pathways()
             if split_port(pathway.target)[0] == name
         ),
         batch_steps=batch_steps,
         device=region.device,
     )
     if region.tick_ms is not None:
-        resident = replace(resident, tick_steps=to_steps(region.tick_ms, spec.dt_ms, "tick_ms"))
-    return resident
+        population = replace(population, tick_steps=_steps(region.tick_ms, spec, f"region {name!r}: tick_ms"))
+    return population
+
+
+def _steps(ms: float, spec: BrainSpec, name: str) -> int:
+    """Convert a time in ms to steps; warn if it has to be rounded."""
+    return to_steps(on_grid(ms, spec.dt_ms, name), spec.dt_ms, name)

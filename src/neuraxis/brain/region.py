@@ -1,7 +1,7 @@
-"""What a region is: something that adds populations and projections to a network, and says where pathways may end.
+"""Interface of regions made of spiking neurons.
 
-A region is a description, like the network that it adds to: cheap to make, picklable, the same in every process. Who
-runs it is not its business.
+A region adds populations and projections to a network, and connects the pathways that end in it. Like the network, it
+is a description: cheap to make, picklable, the same in every process, and independent of what runs it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,35 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from neuraxis.arguments import near
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import FixedInDegree, Network, PairwiseBernoulli, Population, Projection
-from neuraxis.network.arguments import near
 
 __all__ = ["Afferent", "BuiltRegion", "Region", "RegionConfig", "afferent_rule", "as_config", "group_size"]
 
 
 class RegionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of every region's configuration: numbers and words with defaults, as a TOML file can hold them."""
+    """Base class of region configurations: values with defaults that a TOML file can hold."""
 
 
 @dataclass(frozen=True)
 class BuiltRegion:
-    """A region in a network: its populations by their short names ("L4e"), and where pathways start and end.
+    """A region in a network.
 
-    `inputs` and `outputs` name the ports that pathways may use; the first of each is the default. `inhibitory` are the
-    short names of populations whose spikes inhibit; `groups` says into how many equal parts (features, actions) the
-    neurons of each port are divided, in order. A port is called like its population, or as `aliases` say.
+    Attributes
+    ----------
+    name, kind : str
+        Name and kind of the region.
+    populations : mapping of str to Population
+        Populations by short name ("L4e").
+    inputs, outputs : tuple of str
+        Ports for incoming and outgoing pathways; the first is the default.
+    inhibitory : frozenset of str
+        Short names of the inhibitory populations.
+    groups : int
+        Number of equal groups (features, actions) of the neurons of each port.
+    aliases : mapping of str to str
+        Short names of the populations of ports that are not called like their population.
     """
 
     name: str
@@ -59,7 +70,7 @@ class BuiltRegion:
 
 @dataclass(frozen=True)
 class Afferent:
-    """A pathway as the region that it ends in sees it. None: as the region thinks best."""
+    """A pathway as its target region sees it; the region has a default for every value that is None."""
 
     name: str
     source: Population
@@ -70,30 +81,30 @@ class Afferent:
     in_degree: int | None = None
     probability: float | None = None
     topographic: bool = False  # group g to group g
-    plasticity: str | None = None  # "none", or what the region knows
+    plasticity: str | None = None  # "none", or a rule of the region
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Region(ABC):
-    """The base of all regions made of spiking neurons."""
+    """Base class of regions made of spiking neurons."""
 
     kind: ClassVar[str]
     config: RegionConfig
 
     @abstractmethod
     def build(self, network: Network, name: str) -> BuiltRegion:
-        """Add the region to a network; its populations are called `name`.<short name>."""
+        """Add the region's populations, called `name`.<short name>, and projections to a network."""
 
     @abstractmethod
     def receive(self, network: Network, built: BuiltRegion, afferent: Afferent) -> list[Projection]:
-        """Connect a pathway to the region: which cells get it, with what weight, and whether it learns."""
+        """Connect a pathway to the region's cells and return the projections."""
 
 
 Config = TypeVar("Config", bound=RegionConfig)
 
 
 def as_config(kind: type[Config], given: Config | Mapping[str, Any] | None, what: str) -> Config:
-    """A configuration from a mapping; a wrong field is an error that says which and what was expected."""
+    """Convert a mapping to a configuration; raise InvalidArgument for a wrong field, with the expected type."""
     if isinstance(given, kind):
         return given
     try:
@@ -103,16 +114,16 @@ def as_config(kind: type[Config], given: Config | Mapping[str, Any] | None, what
 
 
 def group_size(population: Population, groups: int) -> int:
-    """The size of the smallest of so many parts."""
+    """Return the size of the smallest group."""
     return population.n // groups
 
 
 def afferent_rule(
     afferent: Afferent, built: BuiltRegion, in_degree: int
 ) -> tuple[FixedInDegree | PairwiseBernoulli, float]:
-    """Which neurons a pathway connects, and how many synapses a neuron gets on average.
+    """Return the connection rule of a pathway, and the mean number of its synapses on a neuron.
 
-    `in_degree` is for a pathway that says nothing; it is less where there are fewer sources.
+    `in_degree` is the default for a pathway that gives none; it is limited to the number of sources.
     """
     if afferent.topographic and afferent.source_groups != built.groups:
         raise InvalidArgument(

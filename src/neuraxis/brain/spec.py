@@ -1,13 +1,12 @@
 """The description of a brain: data that a TOML file can hold.
 
-A description runs nothing and imports no code of the user's. The structs themselves check nothing, so that parts can
-be put together in any order; `neuraxis.brain.checks` checks the whole, and whatever passes can be written to a file
-and read back as it was. What only a built region knows (which ports and populations it has) is checked where regions
-are built.
+A description imports no user code. The structs check nothing, so that parts can be assembled in any order;
+`neuraxis.brain.checks` checks the whole, and a description that passes survives writing to a file and reading back.
+Ports and populations are checked when the regions are built.
 
-Names are made of letters, digits, `_` and `-`. Where a pathway starts and ends is the name of a region ("cortex"), of
-a region's port ("cortex.L4e") or, at its start only, of a sensor or effector. A pathway to a user's own region may also
-start at a key expression that begins with "sensor/" ("sensor/*"): data from outside the brain whose name it includes.
+Names consist of letters, digits, `_` and `-`. The source and target of a pathway are the name of a region ("cortex") or
+of a region's port ("cortex.L4e"); the source can also be a sensor or effector. The source of a pathway to a user's own
+region can also be a key expression that begins with "sensor/" ("sensor/*"): data from outside the brain.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from neuraxis.arguments import frozen, near
 from neuraxis.brain.region import RegionConfig
+from neuraxis.deprecation import renamed_members
 from neuraxis.errors import SpecError
-from neuraxis.network.arguments import near
 
 __all__ = [
     "DATA_TOPIC",
@@ -44,9 +44,9 @@ __all__ = [
     "typed",
 ]
 
-PYTHON_KIND = "python"  # the kind of a region that a user's own function makes
-DATA_TOPIC = "data"  # on which topic the data of such a region travel, if its description does not say
-OUTSIDE = "sensor/"  # what the name of data from outside the brain begins with
+PYTHON_KIND = "python"  # kind of a region that a user's callable makes
+DATA_TOPIC = "data"  # default topic of the data of such a region
+OUTSIDE = "sensor/"  # prefix of the names of data from outside the brain
 
 Kinds = Mapping[str, type[RegionConfig]]
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -55,22 +55,37 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 
-# --- what a brain is made of ---
+# --- Parts of a brain ---
 
 
 class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A region: spiking neurons of one of the kinds in `neuraxis.brain.regions`, or a user's own code.
 
-    Attributes:
-        kind: which kind; "python" for a user's own.
-        create: for kind "python", what makes the region: "package.module:callable".
-        neurons: for kind "python", how many outputs it has; None if it sends nothing.
-        groups: for kind "python", into how many equal parts these are divided, for topographic pathways.
-        tick_ms: for kind "python", how often it is called; None: when there are events.
-        topic: for kind "python", where on the mesh its data travel: "<region>/<topic>".
-        roles: what it can be asked for on the mesh; none: its own name.
-        device: "cpu", "cuda" or "cuda:0".
-        config: the settings of the kind, or what a user's own callable takes.
+    Attributes
+    ----------
+    kind : str
+        Kind of region; "python" for a user's own code.
+    create : str, optional
+        For kind "python": the callable that makes the region, "package.module:callable".
+    neurons : int, optional
+        For kind "python": number of outputs; None if it sends no spikes.
+    groups : int, optional
+        For kind "python": number of equal groups of outputs, for topographic pathways.
+    tick_ms : float, optional
+        For kind "python": interval between calls, in ms; None: called when it receives events.
+    topic : str
+        For kind "python": topic of its data on the mesh, "<region>/<topic>".
+    roles : tuple of str
+        Roles under which other nodes of the mesh can request it; empty: its name.
+    device : str
+        "cpu", "cuda" or "cuda:0".
+    config : dict
+        Configuration of the kind, or arguments of the user's callable.
+
+    Examples
+    --------
+    >>> RegionSpec(kind="cortex", config={"neurons": 80}).kind
+    'cortex'
     """
 
     kind: str
@@ -83,16 +98,40 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str = "cpu"
     config: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _freeze(self, "config")
+
 
 class PathwaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Axons from a region or sensor to a region. None: as the region at the end thinks best.
+    """A pathway: axons from a region, sensor or effector to a region.
 
-    Attributes:
-        weight, in_degree, probability: of the synapses; in_degree and probability exclude each other.
-        topographic: group g of the source reaches group g of the target only.
-        plasticity: "none", or a word that the region at the end knows.
-        name: needed only where two pathways lead from the same place to the same place.
-        options: what else the region at the end knows.
+    The target region has a default for every value that is None.
+
+    Attributes
+    ----------
+    source, target : str
+        Ends of the pathway; see the module's text.
+    delay_ms : float
+        Delay, in ms.
+    weight : float, optional
+        Weight of a synapse, in the unit of the target's cells (pA or mV).
+    in_degree : int, optional
+        Number of synapses on each target neuron.
+    probability : float, optional
+        Probability of a synapse between two neurons; excludes `in_degree`.
+    topographic : bool
+        Connect group g of the source with group g of the target only.
+    plasticity : str, optional
+        "none", or a rule of the target region.
+    name : str, optional
+        Label; needed only if two pathways have the same source and target.
+    options : dict
+        Further options of the target region.
+
+    Examples
+    --------
+    >>> PathwaySpec(source="thalamus", target="cortex", delay_ms=5.0).label
+    'thalamus->cortex'
     """
 
     source: str
@@ -106,14 +145,32 @@ class PathwaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str | None = None
     options: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _freeze(self, "options")
+
     @property
     def label(self) -> str:
-        """What the pathway is called: its name, or "source->target". No two of a brain are called the same."""
+        """Unique label of the pathway: its name, or "source->target"."""
         return self.name if self.name is not None else f"{self.source}->{self.target}"
 
 
 class RhythmSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A rhythm: max(floor, cos(2 pi (frequency * time + phase))), with the phase in cycles."""
+    """A rhythm: max(floor, cos(2 pi (frequency * time + phase))).
+
+    Attributes
+    ----------
+    frequency_hz : float
+        Frequency, in Hz.
+    phase : float
+        Phase at time 0, in cycles.
+    floor : float
+        Lowest value, from -1 to below 1.
+
+    Examples
+    --------
+    >>> RhythmSpec(frequency_hz=8.0).phase
+    0.0
+    """
 
     frequency_hz: float
     phase: float = 0.0
@@ -121,7 +178,22 @@ class RhythmSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ModulatorSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Each spike of a population ("region.population") adds `amount` to a neuromodulator's level, `delay_ms` later."""
+    """A population whose spikes release a neuromodulator.
+
+    Attributes
+    ----------
+    population : str
+        The population, "region.population".
+    amount : float
+        Amount by which each spike raises the level.
+    delay_ms : float
+        Delay from spike to release, in ms.
+
+    Examples
+    --------
+    >>> ModulatorSource(population="midbrain.dopamine", amount=0.01, delay_ms=20.0).amount
+    0.01
+    """
 
     population: str
     amount: float
@@ -129,10 +201,23 @@ class ModulatorSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ModulatorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A neuromodulator: a level that decays to its baseline with `tau_ms`.
+    """A neuromodulator: a level that decays to its baseline.
 
-    Attributes:
-        delay_ms: how long what is released from outside (a reward) takes to arrive.
+    Attributes
+    ----------
+    baseline : float
+        Level at rest.
+    tau_ms : float
+        Time constant of the decay, in ms.
+    delay_ms : float
+        Delay of a release by a reward or by `Brain.release`, in ms.
+    sources : tuple of ModulatorSource
+        Populations whose spikes release it.
+
+    Examples
+    --------
+    >>> ModulatorSpec(baseline=1.0, tau_ms=100.0).delay_ms
+    1.0
     """
 
     baseline: float = 0.0
@@ -142,12 +227,25 @@ class ModulatorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A sensor: neurons in `groups` equal parts, each part firing at random at a rate that its input sets.
+    """A sensor: neurons that fire at random, at rates that the input sets.
 
-    Attributes:
-        rate_hz: the rate at an input of 1.
-        background_hz: the rate at an input of 0.
-        key: on the mesh, the key expression of the messages that are its input; None: "sensor/<name>".
+    Attributes
+    ----------
+    neurons : int
+        Number of neurons, a multiple of `groups`.
+    groups : int
+        Number of equal groups.
+    rate_hz : float
+        Rate at an input of 1, in Hz.
+    background_hz : float
+        Rate at an input of 0, in Hz.
+    key : str, optional
+        On the mesh, key expression of the messages that are its input; None: "sensor/<name>".
+
+    Examples
+    --------
+    >>> SensorSpec(neurons=160, groups=4).rate_hz
+    100.0
     """
 
     neurons: int
@@ -158,14 +256,27 @@ class SensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EffectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An effector: reads which of `actions` a region chooses, and fires while the action is carried out.
+    """An effector: reads the action that a region chooses; its motor cells fire while the action is carried out.
 
-    Attributes:
-        region: its outputs "D1" speak for an action and "D2" against it, group by group.
-        neurons: motor cells, in one group for each action; a pathway from the effector is an efference copy.
-        rate_hz: their rate while their action is carried out.
-        duration_ms: how long that takes.
-        temperature_hz: by how much the rate for an action must be ahead to make it e times as likely.
+    Attributes
+    ----------
+    region : str
+        Region with populations "D1" (for an action) and, optionally, "D2" (against it), in one group for each action.
+    actions : int
+        Number of actions.
+    neurons : int
+        Number of motor cells, in one group for each action; a pathway from the effector is an efference copy.
+    rate_hz : float
+        Rate of the motor cells of the current action, in Hz.
+    duration_ms : float
+        Duration of an action, in ms.
+    temperature_hz : float
+        Temperature of the softmax over action values, in Hz.
+
+    Examples
+    --------
+    >>> EffectorSpec(region="striatum", actions=4).neurons
+    40
     """
 
     region: str
@@ -177,16 +288,27 @@ class EffectorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RewardSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a reward does: neuromodulators are released in proportion to what was not expected of it.
+    """Effect of a reward: it releases neuromodulators by the reward prediction error.
 
-    Attributes:
-        critic: the population ("region.population") whose rate while the action was chosen is the reward expected.
-        critic_hz: the rate that means that a reward of 1 is expected.
-        lowest_expected: a reward is never expected to be less: something is always hoped for, so that what is
-            not rewarded is given up.
-        dopamine: released for each unit of reward more than expected (less: the level falls below its baseline).
-        acetylcholine: released for each unit of reward more or less than expected.
-        noradrenaline: released at every outcome, which clears what was held in memory.
+    Attributes
+    ----------
+    critic : str, optional
+        Population ("region.population") whose rate while the action was chosen gives the expected reward.
+    critic_hz : float
+        Rate of the critic that stands for an expected reward of 1, in Hz.
+    lowest_expected : float
+        Lower bound of the expected reward. Above 0, an unrewarded action always disappoints and is unlearned.
+    dopamine : float
+        Release for a prediction error of 1; a negative error lowers the level below its baseline.
+    acetylcholine : float
+        Release for an absolute prediction error of 1.
+    noradrenaline : float
+        Release at every outcome, which clears working memory.
+
+    Examples
+    --------
+    >>> RewardSpec(critic="striatum.critic").critic_hz
+    30.0
     """
 
     critic: str | None = None
@@ -197,10 +319,40 @@ class RewardSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     noradrenaline: float = 0.0
 
 
+@renamed_members(admissions="outside_pathways")
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A whole brain, in steps of `dt_ms`; everything random in it is drawn from `seed`.
+    """The description of a whole brain. `BrainBuilder` and `read_spec` make and check one; `Brain` runs it.
 
-    `default_node` is the region that is asked on the mesh when no live node has the role that was asked for.
+    Attributes
+    ----------
+    name : str
+        Name of the brain.
+    seed : int
+        Seed of everything that is random.
+    dt_ms : float
+        Length of a step, in ms.
+    default_node : str, optional
+        Region that handles a request on the mesh for a role that no live node has.
+    regions : dict of str to RegionSpec
+        Regions by name, in the order in which they are built.
+    pathways : tuple of PathwaySpec
+        Pathways.
+    rhythms : dict of str to RhythmSpec
+        Rhythms by name.
+    neuromodulators : dict of str to ModulatorSpec
+        Neuromodulators by name.
+    sensors : dict of str to SensorSpec
+        Sensors by name.
+    effectors : dict of str to EffectorSpec
+        Effectors by name.
+    reward : RewardSpec
+        Effect of a reward.
+
+    Examples
+    --------
+    >>> spec = BrainSpec(name="eye", sensors={"light": SensorSpec(neurons=10)})
+    >>> spec.key_of("light")
+    'sensor/light'
     """
 
     name: str
@@ -215,18 +367,27 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     effectors: dict[str, EffectorSpec] = {}
     reward: RewardSpec = RewardSpec()
 
+    def __post_init__(self) -> None:
+        _freeze(self, "regions", "rhythms", "neuromodulators", "sensors", "effectors")
+
     def roles_of(self, region: str) -> tuple[str, ...]:
-        """What a region can be asked for on the mesh."""
+        """Return the roles under which other nodes of the mesh can request a region."""
         return self.regions[region].roles or (region,)
 
     def key_of(self, sensor: str) -> str:
-        """The key expression, relative to the mesh, of the messages that are a sensor's input."""
+        """Return the key expression, relative to the mesh, of the messages that are a sensor's input."""
         key = self.sensors[sensor].key
         return f"{OUTSIDE}{sensor}" if key is None else key
 
-    def admissions(self) -> list[PathwaySpec]:
-        """The pathways by which data come from outside the brain."""
+    def outside_pathways(self) -> list[PathwaySpec]:
+        """Return the pathways from data outside the brain."""
         return [pathway for pathway in self.pathways if is_outside(pathway.source)]
+
+
+def _freeze(spec: msgspec.Struct, *fields: str) -> None:
+    """Make dicts immutable: a change would not reach a brain that was made from the description."""
+    for field in fields:
+        msgspec.structs.force_setattr(spec, field, frozen(getattr(spec, field)))
 
 
 _TABLES: dict[str, type[msgspec.Struct]] = {
@@ -239,27 +400,27 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
 
 
 def split_port(end: str) -> tuple[str, str]:
-    """The region (or sensor) and the port of a pathway's end; the port is "" where none is named."""
+    """Split "region.port" into region (or sensor) and port; the port is "" if none is named."""
     name, _, port = end.partition(".")
     return name, port
 
 
 def is_outside(source: str) -> bool:
-    """Whether a pathway's start, or the name of an input, is data from outside the brain."""
+    """Return True if the source of a pathway, or the name of an input, is data from outside the brain."""
     return source.startswith(OUTSIDE)
 
 
 def is_device(text: str) -> bool:
-    """Whether a text can name a device; not whether this machine has it."""
+    """Return True if a text is the name of a device, which this machine need not have."""
     return _DEVICE.fullmatch(text) is not None
 
 
-# --- from tables to structs ---
+# --- Conversion of tables to structs ---
 
 
 def as_spec(given: Mapping[str, Any], where: str = "brain") -> BrainSpec:
-    """A description from nested tables, as a TOML file gives them; the types are checked, what they mean is not."""
-    # Entry by entry, since msgspec's errors do not say which entry of a table they are about.
+    """Convert nested tables, as read from a TOML file, to a description; checks types, not values."""
+    # Entry by entry: the errors of msgspec do not name the entry.
     parts = dict(given)
     for table, kind in _TABLES.items():
         if isinstance(entries := parts.get(table), dict):
@@ -275,7 +436,7 @@ def as_spec(given: Mapping[str, Any], where: str = "brain") -> BrainSpec:
 
 
 def convert(given: Mapping[str, Any], kind: type[Struct], where: str, field: str = "") -> Struct:
-    """A struct from a table that is at `field`; a wrong field is a SpecError that names it."""
+    """Convert the table at `field` to a struct; a wrong field is a SpecError that names it."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -285,7 +446,7 @@ def convert(given: Mapping[str, Any], kind: type[Struct], where: str, field: str
     place = (field + inner).removeprefix(".")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         name = unknown[1]
-        # The fields of a struct within the struct are not at hand.
+        # The field names are known for the outer struct only.
         hint = "" if inner else f"; {near(name, kind.__struct_encode_fields__)}"
         raise SpecError(f"there is no such field{hint}", where, _path(place, name))
     if missing := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
@@ -294,7 +455,7 @@ def convert(given: Mapping[str, Any], kind: type[Struct], where: str, field: str
 
 
 def typed(entry: Any, kind: type[Struct], where: str, field: str) -> Struct:
-    """An entry of a table as its struct, also where it is one already: making a struct checks no types."""
+    """Convert an entry of a table to its struct; convert a struct again, since its constructor checks no types."""
     table = msgspec.structs.asdict(entry) if isinstance(entry, kind) else entry
     if kind is ModulatorSpec and isinstance(table, dict) and isinstance(table.get("sources"), list | tuple):
         sources = enumerate(table["sources"])

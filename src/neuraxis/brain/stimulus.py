@@ -1,4 +1,4 @@
-"""What a caller gives a brain's sensors, checked and turned into rates and spikes before anything is set."""
+"""Conversion of the input of `Brain.forward` into rates, spikes and data, checked before anything is set."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.arguments import near
 from neuraxis.brain.spec import BrainSpec, SensorSpec, is_outside
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.execution.admission import Admission, is_concrete
-from neuraxis.network.arguments import near
+from neuraxis.simulation.python_populations import DataSubscription, is_concrete
 
 __all__ = ["Stimulus", "as_stimulus", "sensor_rates"]
 
@@ -21,9 +21,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stimulus:
-    """Rates of every sensor's cells, spikes (steps from the first of the stretch, ids), and data for users' regions.
+    """Checked input of one run.
 
-    `outside` are data by their name ("sensor/thermal"), for all users' regions that admit it.
+    Attributes
+    ----------
+    rates_hz : dict of str to array
+        Rates of the neurons of every sensor, in Hz.
+    spikes : dict of str to (array, array)
+        By sensor: steps from the start of the run, and neurons.
+    data : dict
+        Data by user's region.
+    outside : dict
+        Data by name ("sensor/thermal"), for all users' regions with a pathway from it.
     """
 
     rates_hz: dict[str, Floats]
@@ -33,7 +42,7 @@ class Stimulus:
 
 
 def as_stimulus(spec: BrainSpec, python_regions: Sequence[str], given: Any, steps: int) -> Stimulus:
-    """The stimulus that `Brain.forward` was given, for a stretch of `steps`."""
+    """Convert the input of `Brain.forward` for a run of `steps` steps."""
     inputs = _by_name(spec, python_regions, given)
     stimulus = Stimulus(
         {},
@@ -60,7 +69,7 @@ def _by_name(spec: BrainSpec, python_regions: Sequence[str], given: Any) -> dict
     if not isinstance(given, Mapping):
         if len(spec.sensors) != 1:
             names = ", ".join(spec.sensors) or "none"
-            raise InvalidArgument(f"input: a dict by sensor is expected; the brain's sensors are: {names}")
+            raise InvalidArgument(f"input: a dict by sensor is expected; the sensors of the brain are: {names}")
         return {next(iter(spec.sensors)): given}
     for name in given:
         if isinstance(name, str) and is_outside(name):
@@ -73,23 +82,23 @@ def _by_name(spec: BrainSpec, python_regions: Sequence[str], given: Any) -> dict
 def _check_outside(spec: BrainSpec, name: str) -> None:
     if not is_concrete(name):
         raise InvalidArgument(f"input: {name!r}: a name is expected, as 'sensor/thermal', without '*'")
-    expressions = [pathway.source for pathway in spec.admissions()]
-    if not any(Admission(expression, 0).includes(name) for expression in expressions):
+    expressions = [pathway.source for pathway in spec.outside_pathways()]
+    if not any(DataSubscription(expression, 0).includes(name) for expression in expressions):
         raise InvalidArgument(
-            f"input: no pathway admits {name!r}; those that begin outside the brain begin at: "
+            f"input: no pathway starts at {name!r}; the pathways from outside the brain start at: "
             f"{', '.join(dict.fromkeys(expressions)) or 'none'}"
         )
 
 
 def sensor_rates(value: Any, name: str, sensor: SensorSpec) -> Floats:
-    """The rates of a sensor's cells for an input to it: a number for each group or neuron."""
+    """Return the rates in Hz of a sensor's neurons, for an input with one number for each group or neuron."""
     return _rates(_as_array(value, f"input[{name!r}]"), name, sensor)
 
 
 def _rates(array: Floats, name: str, sensor: SensorSpec) -> Floats:
     if array.shape not in ((sensor.groups,), (sensor.neurons,)):
         raise InvalidArgument(
-            f"input[{name!r}]: of shape {array.shape}; {sensor.groups} numbers (one for each group) or "
+            f"input[{name!r}]: has shape {array.shape}; {sensor.groups} numbers (one for each group) or "
             f"{sensor.neurons} (one for each neuron) are expected"
         )
     if array.min() < 0:
@@ -101,16 +110,16 @@ def _rates(array: Floats, name: str, sensor: SensorSpec) -> Floats:
 def _spikes(array: Floats, name: str, sensor: SensorSpec, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if array.shape != (steps, sensor.neurons):
         raise InvalidArgument(
-            f"input[{name!r}]: spikes of shape {array.shape}; {steps} steps by {sensor.neurons} neurons are expected"
+            f"input[{name!r}]: spikes have shape {array.shape}; {steps} steps by {sensor.neurons} neurons are expected"
         )
     if not ((array == 0) | (array == 1)).all():
-        raise InvalidArgument(f"input[{name!r}]: spikes are 0 or 1")
+        raise InvalidArgument(f"input[{name!r}]: a two-dimensional input holds spikes, which are 0 or 1")
     at, ids = np.nonzero(array)
     return at.astype(np.int64), ids.astype(np.int64)
 
 
 def _as_array(given: Any, name: str) -> Floats:
-    """Numbers of NumPy, torch (on any device), CuPy or plain lists, as float64."""
+    """Convert numbers from NumPy, torch (any device), CuPy or lists to float64."""
     if hasattr(given, "detach"):
         given = given.detach().cpu()
         given = (given.double() if given.is_floating_point() else given).numpy()
@@ -125,6 +134,6 @@ def _as_array(given: Any, name: str) -> Floats:
         raise InvalidType(f"{name}: numbers are expected: {error}") from None
     if array.ndim not in (1, 2) or not array.size or not np.isfinite(array).all():
         raise InvalidArgument(
-            f"{name}: an array of finite numbers is expected, for groups, neurons, or steps by neurons"
+            f"{name}: an array of finite numbers is expected, of shape (groups,), (neurons,) or (steps, neurons)"
         )
     return array

@@ -1,17 +1,17 @@
-"""A stimulus in a file: what a brain's sensors see, and when.
+"""Stimulus files: the input of a brain's sensors over time.
 
-CSV, with a header and these columns, in any order of rows:
+A CSV file has a header with these columns, and rows in any order:
 
     start_ms,stop_ms,sensor,group,value
     0,250,cue,2,1.0
     600,850,cue,0,0.5
     870,,reward,,1
 
-A row shows `value` (0: background, 1: full rate) to a group of a sensor, counted from 0; an empty group means all.
-Rows that overlap add up. The sensor "reward" delivers its value as a reward at `start_ms`. Times are from where the
-brain stands when the stimulus begins.
+A row presents `value` (0: background, 1: full rate) to a group of a sensor, counted from 0; an empty group means all.
+The values of overlapping rows add up. The sensor "reward" delivers its value as a reward at `start_ms`. Times count
+from the start of the stimulus.
 
-A file of spikes (SONATA, `.h5`) has the spikes of sensors, in populations called like them, instead.
+A SONATA spike file (`.h5`) holds the spikes of sensors instead, in populations called like them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.arguments import near
 from neuraxis.brain.brain import Brain
 from neuraxis.brain.spec import BrainSpec
 from neuraxis.errors import InvalidArgument, SpecError
-from neuraxis.execution import read_spikes
-from neuraxis.network.arguments import near
-from neuraxis.network.grid import to_steps
+from neuraxis.network.grid import on_grid, to_steps
+from neuraxis.simulation import read_spikes
 
 __all__ = ["REWARD", "StimulusFile", "read_stimulus"]
 
 REWARD = "reward"
+_LONGEST_MS = 1e12
 _COLUMNS = ("start_ms", "stop_ms", "sensor", "group", "value")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A value that is shown to groups of a sensor from one step to another."""
+class Presentation:
+    """A value that groups of a sensor get from one step to another."""
 
     first: int
     last: int
@@ -49,20 +50,20 @@ class Shown:
 
 @dataclass(frozen=True)
 class StimulusFile:
-    """Everything that a file shows, in steps from its beginning."""
+    """The contents of a stimulus file; times are steps from its start."""
 
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[Presentation, ...] = ()
     rewards: tuple[tuple[int, float], ...] = ()
     spikes: tuple[tuple[str, NDArray[np.int64], NDArray[np.int64]], ...] = ()
 
     @property
     def steps(self) -> int:
-        """How long it is."""
+        """Length of the stimulus, in steps."""
         ends = [one.last for one in self.shown] + [step + 1 for step, _ in self.rewards]
         return max([*ends, *(int(steps.max(initial=-1)) + 1 for _, steps, _ in self.spikes)], default=0)
 
     def play(self, brain: Brain, first: int, last: int) -> None:
-        """Run a brain from step `first` of the stimulus to step `last` of it."""
+        """Run a brain through the stimulus from its step `first` to its step `last`."""
         stops = {first, last, *(one.first for one in self.shown), *(one.last for one in self.shown)}
         stops |= {step for step, _ in self.rewards}
         times = sorted(step for step in stops if first <= step <= last)
@@ -74,7 +75,7 @@ class StimulusFile:
                 brain.step(self._at(brain.spec, start, stop), stop - start)
 
     def _at(self, spec: BrainSpec, start: int, stop: int) -> dict[str, NDArray[np.float64]]:
-        """What is shown from one step to another, between which nothing changes."""
+        """Return the input from one step to another, between which it is constant."""
         given: dict[str, NDArray[np.float64]] = {}
         for one in self.shown:
             if one.first <= start < one.last:
@@ -89,7 +90,7 @@ class StimulusFile:
 
 
 def read_stimulus(path: str | Path, spec: BrainSpec) -> StimulusFile:
-    """Read a stimulus for a brain; what is wrong is said with file and line."""
+    """Read a stimulus file for a brain; raise SpecError, with file and line, if it is wrong."""
     path = Path(path)
     if path.suffix in (".h5", ".hdf5"):
         return _read_spikes(path, spec)
@@ -101,7 +102,7 @@ def read_stimulus(path: str | Path, spec: BrainSpec) -> StimulusFile:
                 raise SpecError(f"the columns {', '.join(_COLUMNS)} are expected", str(path), "line 1")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"cannot be read: {error}", str(path)) from error
-    shown: list[Shown] = []
+    shown: list[Presentation] = []
     rewards: list[tuple[int, float]] = []
     for number, row in rows:
         where = f"line {number}"
@@ -109,17 +110,17 @@ def read_stimulus(path: str | Path, spec: BrainSpec) -> StimulusFile:
         if missing or None in row:
             raise SpecError(f"the columns {', '.join(_COLUMNS)} are expected", str(path), where)
         try:
-            start = to_steps(float(row["start_ms"]), spec.dt_ms, "start_ms")
+            start = _steps(row["start_ms"], spec, f"{where}: start_ms")
             value = float(row["value"])
             if not np.isfinite(value):
                 raise ValueError(f"{value}")
             if row["sensor"] == REWARD and REWARD not in spec.sensors:
                 rewards.append((start, value))
                 continue
-            stop = to_steps(float(row["stop_ms"]), spec.dt_ms, "stop_ms")
+            stop = _steps(row["stop_ms"], spec, f"{where}: stop_ms")
         except ValueError as error:
             raise SpecError(f"numbers are expected: {error}", str(path), where) from None
-        shown.append(Shown(start, stop, row["sensor"], _groups(row, spec, path, where), value))
+        shown.append(Presentation(start, stop, row["sensor"], _groups(row, spec, path, where), value))
         if not 0 <= start < stop or not 0 <= value < np.inf:
             raise SpecError("start_ms before stop_ms, and a value of 0 or more, are expected", str(path), where)
     return StimulusFile(tuple(shown), tuple(sorted(rewards)))
@@ -153,7 +154,16 @@ def _read_spikes(path: Path, spec: BrainSpec) -> StimulusFile:
         times_ms, ids = recorded[name]
         if len(ids) and int(ids.max()) >= spec.sensors[sensor].neurons:
             raise SpecError(f"neuron {int(ids.max())}: sensor {sensor!r} has {spec.sensors[sensor].neurons}", str(path))
+        if not np.isfinite(times_ms).all() or (len(times_ms) and abs(times_ms).max() > _LONGEST_MS):
+            raise SpecError(f"sensor {sensor!r}: spike times must be finite and in ms", str(path))
         found.append((sensor, np.floor(times_ms / spec.dt_ms + 0.5).astype(np.int64) - 1, ids.astype(np.int64)))
     if not found:
-        raise InvalidArgument(f"{path}: has spikes of {', '.join(recorded) or 'nobody'}, and of no sensor of the brain")
+        raise InvalidArgument(
+            f"{path}: has no spikes of a sensor of the brain; its populations are: {', '.join(recorded) or 'none'}"
+        )
     return StimulusFile(spikes=tuple(found))
+
+
+def _steps(text: str, spec: BrainSpec, name: str) -> int:
+    """Convert a time in ms to steps; warn if it has to be rounded."""
+    return to_steps(on_grid(float(text), spec.dt_ms, name), spec.dt_ms, name)

@@ -1,7 +1,7 @@
-"""The `neuraxis` command; one module a command.
+"""The `neuraxis` command; one module per command.
 
-The commands are named by their import path so that `neuraxis launch` does not pay for what `neuraxis
-bench` needs: cyclopts imports a command's module when that command is called.
+Commands are registered by import path, so that `neuraxis launch` does not import what `neuraxis bench` needs: cyclopts
+imports the module of a command when that command is called.
 """
 
 from __future__ import annotations
@@ -12,45 +12,79 @@ import sys
 from cyclopts import App
 
 import neuraxis
+from neuraxis.cli.errors import EXIT_CODES, INTERRUPTED, fail, rename_options, usage_error
+from neuraxis.errors import InvalidArgument
 
 __all__ = ["app", "main"]
+
+_EPILOGUE = """neuraxis help COMMAND (or COMMAND --help) explains a command. neuraxis --install-completion installs
+completion for bash, zsh or fish.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C (neuraxis help exit-codes)."""
 
 app = App(
     name="neuraxis",
     help="A distributed runtime for brains and neural networks.",
+    help_epilogue=_EPILOGUE,
     version=neuraxis.__version__,
+    error_formatter=usage_error,
 )
-for _name, _target, _help in (
+_COMMANDS = (
     ("demo", "neuraxis.cli.demo:demo", "Watch a brain learn, and get a report."),
     ("run", "neuraxis.cli.run:run", "Run a brain from a file, on a task or a stimulus."),
-    ("sweep", "neuraxis.cli.sweep:sweep", "Run a grid of brains on a cluster, into one table and a picture."),
-    ("patterns", "neuraxis.cli.patterns:patterns", "Run every communication pattern and show what moved."),
+    ("sweep", "neuraxis.cli.sweep:sweep", "Run a grid of brains on a cluster, into one table and a plot."),
+    (
+        "patterns",
+        "neuraxis.cli.patterns:patterns",
+        "Run every communication pattern and show what it moves.",
+    ),
     ("launch", "neuraxis.cli.launch:launch", "Start, supervise and restart the ranks of a script."),
-    ("bench", "neuraxis.cli.bench:app", "Measure, side by side with the peers that are installed."),
+    ("bench", "neuraxis.cli.bench:app", "Compare neuraxis with the installed peers."),
     ("node", "neuraxis.cli.node:node", "Run one region of a brain as a node of the mesh."),
-    ("nodes", "neuraxis.cli.nodes:nodes", "Who is on the mesh."),
-    ("topics", "neuraxis.cli.topics:topics", "What is said on the mesh, by whom and how often."),
-    ("echo", "neuraxis.cli.echo:echo", "Print messages of the mesh as they come."),
-    ("hz", "neuraxis.cli.hz:hz", "Measure how often messages come, and how evenly."),
+    ("nodes", "neuraxis.cli.nodes:nodes", "List the nodes of the mesh."),
+    ("topics", "neuraxis.cli.nodes:topics", "List the topics of the mesh, their publishers and rates."),
+    ("echo", "neuraxis.cli.echo:echo", "Print messages of the mesh as they arrive."),
+    ("hz", "neuraxis.cli.echo:hz", "Measure the rate and the regularity of messages."),
     ("pub", "neuraxis.cli.pub:pub", "Publish a value on the mesh by hand."),
-    ("router", "neuraxis.cli.router:router", "Run a router, through which nodes on several machines meet."),
-    ("mesh", "neuraxis.cli.mesh:app", "Keys for a mesh beyond this machine, and who may do what."),
-    ("doctor", "neuraxis.cli.doctor:doctor", "What is usable here, and what to do about the rest."),
-):
-    # The line is for the list of commands; a command that is called tells more about itself.
-    app.command(_target, name=_name, **({} if sys.argv[1:2] == [_name] else {"help": _help}))
+    ("router", "neuraxis.cli.router:router", "Run a router that connects nodes on several machines."),
+    ("mesh", "neuraxis.cli.mesh:app", "Create keys and access rules for a mesh of several machines."),
+    ("compile", "neuraxis.cli.compile:compile_app", "Compile ahead what the first use would compile."),
+    ("doctor", "neuraxis.cli.doctor:doctor", "Check what is usable on this machine, and show how to fix the rest."),
+)
+_called = sys.argv[2:3] if sys.argv[1:2] == ["help"] else sys.argv[1:2]
+for _name, _target, _help in _COMMANDS:
+    # The line is for the list of commands; a command that is called has a longer help text of its own.
+    app.command(_target, name=_name, **({} if _called == [_name] else {"help": _help}))
+app.register_install_completion_command(help="Install completion for bash, zsh or fish.", version_flags=())
+
+
+@app.command(name="help", version_flags=())
+def _help_command(*command: str) -> int | None:
+    """Explain a command, or the exit codes.
+
+    Parameters
+    ----------
+    command
+        A command, such as "run" or "bench mesh", or "exit-codes"; without one, list all commands.
+    """
+    if command == ("exit-codes",):
+        print(EXIT_CODES)
+        return 0
+    known = [name for name, *_ in _COMMANDS]
+    if command and command[0] not in known:
+        names = ", ".join([*known, "exit-codes"])
+        return fail("help", InvalidArgument(f"there is no command {command[0]!r}; the commands are {names}"))
+    status: int | None = app([*command, "--help"], result_action="return_value")
+    return status
 
 
 def main() -> None:
-    # "--mesh local" says in words what "--mesh" means where a brain is run.
-    words = sys.argv[1:]
-    if words[:1] in (["run"], ["demo"]):
-        words = [word for i, word in enumerate(words) if word != "local" or words[i - 1] != "--mesh"]
+    """Run the command in `sys.argv` and exit."""
     try:
-        app(words)
+        app(rename_options(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(130)  # before a command could take it into its own hands
+        sys.exit(INTERRUPTED)  # before a command could handle it
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). Python would complain once more when it flushes at exit.
+        # The reader of our output has ended (`| head`). Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + 13)

@@ -1,4 +1,4 @@
-"""`neuraxis demo`: the default brain learns its task on all cores, and writes a report."""
+"""`neuraxis demo`: the default brain learns a task on all cores and writes a report."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from neuraxis.arguments import whole
 from neuraxis.cli.brain_options import (
     Lockstep,
+    announce_compilation,
     brain_workers,
-    check_page,
-    is_told_here,
+    check_writable,
+    interrupted_status,
+    is_first_rank,
     lockstep_ranks,
     mesh_nodes,
-    tell_error,
-    tell_first_time,
-    tell_interrupt,
+    report_error,
 )
 from neuraxis.cli.mesh_options import MeshOptions
 from neuraxis.errors import NeuraxisError
-from neuraxis.network.arguments import whole
 
 __all__ = ["demo"]
 
@@ -30,11 +30,10 @@ _HELP = """Watch a brain learn.
 
 The default brain (thalamus, cortex, hippocampus, prefrontal cortex, striatum
 and cerebellum, all of spiking neurons) is shown one of four cues at a time
-and has to find out, by reward alone, which of four actions is right for
-each. It runs on all cores, and writes a page with the learning curve, the
-spikes of a trial, the regions and what goes between them, and the load of
-the workers. The result is the same, to the bit, on any number of workers:
-compare the fingerprints.
+and learns from reward alone which of four actions is right for each. It runs
+on all cores and writes a page with the learning curve, the spikes of a trial,
+the regions and their pathways, and the load of the workers. The result is
+bit-identical on any number of workers: compare the fingerprints.
 """
 
 _EPILOGUE = """Examples:
@@ -55,15 +54,15 @@ _EPILOGUE = """Examples:
   same (under MPI: mpirun -n 4 neuraxis demo --lockstep mpi):
     neuraxis launch -n 4 -m neuraxis demo --lockstep gloo
 
-  As nodes of a mesh, one for each region, which find each other; the
+  As nodes of a mesh, one for each region, which discover each other; the
   fingerprint is the same:
     neuraxis demo --mesh
 
   For a program:
     neuraxis demo --json | jq .accuracy
 
-Exit status: 0 when it ran to its end, 2 when it cannot be run as asked, 130
-when Ctrl-C ended it early (the page then shows what there was)."""
+Exit codes: 0 when it ran to its end, 1 when it failed, 2 for wrong usage,
+130 when Ctrl-C ended it early (the page then shows the trials so far)."""
 
 _TARGETS = {"cue-action": 0.85, "delayed": 0.70, "reversal": 0.85}
 
@@ -85,39 +84,39 @@ def _demo(
     how: MeshOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
-    """Let the default brain learn.
+    """Train the default brain.
 
     Parameters
     ----------
     workers
-        How many processes, or "auto"; by default as many as there are cores.
+        Number of processes, or "auto"; default: one for each core.
     sequential
         Run in this process alone.
     device
-        Where the neurons are: cpu, cuda (a GPU), cuda:1; for several workers one for each, as in cuda,cpu.
+        Device of the neurons: cpu, cuda (a GPU), cuda:1; for several workers one for each, as in cuda,cpu.
     lockstep
         Run as ranks that a launcher has started, over this backend.
     mesh
-        Run each region as a node of the mesh, in a process of its own; they exchange spikes over Zenoh.
+        Run each region as a node of the mesh, in a separate process; they exchange spikes over Zenoh.
     trials
-        How many trials.
+        Number of trials.
     seed
-        Everything random is drawn from it: the brain, the cues, the right actions.
+        Seed of everything random: the brain, the cues, the right actions.
     task
-        What to learn: cue-action, delayed (the cue is gone for 1 s before the choice), reversal (the right actions
+        Task to learn: cue-action, delayed (the cue is gone for 1 s before the choice), reversal (the right actions
         change half way).
     html
-        Where to write the report.
+        File of the report.
     as_json
         Print one JSON object instead of text.
     """
     from neuraxis.brain import Brain, default_brain
+    from neuraxis.brain.runs import run_task
     from neuraxis.brain.tasks import CueActionTask
-    from neuraxis.observe.brain_report.page import write_report
-    from neuraxis.observe.brain_session import run_task
-    from neuraxis.observe.demo import brain_report
+    from neuraxis.report.brain.page import write_report
+    from neuraxis.report.brain.task_report import task_report
 
-    here = is_told_here(lockstep)
+    here = is_first_rank(lockstep)
     try:
         whole(trials, "--trials", 1)
         whole(seed, "--seed", 0)
@@ -125,9 +124,9 @@ def _demo(
         with lockstep_ranks(lockstep, "demo") as ranks:
             if mesh:
                 ranks = mesh_nodes(default_brain(seed), how or MeshOptions())
-            ranks.agree(lambda: check_page(html))
-            if ranks.leads and "cpu" in device:  # (the kernels of a GPU are compiled for each network, in no time)
-                tell_first_time()
+            ranks.agree(lambda: check_writable(html))
+            if ranks.leads and "cpu" in device:  # GPU kernels compile for each network, quickly
+                announce_compilation()
             with Brain.default(
                 seed, workers=processes, device=device, executor=ranks.executor, progress=ranks.progress
             ) as brain:
@@ -137,13 +136,13 @@ def _demo(
                     brain, delayed=task == "delayed", reverse_at=trials // 2 if task == "reversal" else None
                 )
                 session = run_task(learned, trials, progress=ranks.progress, stop=ranks.stop)
-                report = brain_report(learned, session, target=_TARGETS[task])
+                report = task_report(learned, session, target=_TARGETS[task])
                 if brain.leads:
                     write_report(report, html)
                 fingerprint, workers_used, neurons = brain.fingerprint(), brain.workers, brain.neuron_count
-                where = brain.device
+                where, compiled, built = brain.device, brain.compile_seconds, brain.build_seconds
     except (NeuraxisError, OSError) as error:
-        return tell_error("demo", error, here)
+        return report_error("demo", error, here)
     if not here:
         return 130 if session.interrupted else 0
     answer = {
@@ -157,13 +156,17 @@ def _demo(
         "device": where,
         "neurons": neurons,
         "seconds": session.seconds,
+        "compile_seconds": compiled,
+        "build_seconds": built,
     }
     if as_json:
         print(json.dumps(answer))
     else:
+        if compiled:
+            print(f"compiled in {compiled:.0f} s (kept for the next runs), built in {built:.1f} s")
         print(
             f"{session.trials} trials in {session.seconds:.0f} s (real-time factor {session.real_time_factor:.2f}): "
             f"{session.accuracy:.0%} of the last {min(100, session.trials)} right (chance 25%)\n"
             f"fingerprint {fingerprint} (the same on any number of workers)\nthe report: {html}"
         )
-    return tell_interrupt(session.interrupted, f"after trial {session.trials}; the report shows these: {html}")
+    return interrupted_status(session.interrupted, f"after trial {session.trials}; the report shows these: {html}")

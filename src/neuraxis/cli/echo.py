@@ -1,4 +1,4 @@
-"""`neuraxis echo KEY`: messages as they come."""
+"""`neuraxis echo KEY` and `neuraxis hz KEY`: print messages, or measure their rate."""
 
 from __future__ import annotations
 
@@ -13,39 +13,138 @@ from neuraxis.cli.mesh_options import MeshToolOptions, check_listening, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
-    from neuraxis.observe.mesh_listening import Heard
+    from neuraxis.mesh.monitor import ObservedMessage
 
-__all__ = ["echo"]
+__all__ = ["echo", "hz"]
 
-_HELP = "Print messages of the mesh as they come, one a line, until Ctrl-C."
+_HZ_HELP = "Measure the rate of messages, one line per second until Ctrl-C."
 
-_EPILOGUE = """A line has the key, the step that the message belongs to, its number, and
-the value; arrays are summed up (element type, shape, first values). A
-message that cannot be read is a line that says why. Pickle is not opened.
+_HZ_EPILOGUE = """A line has the messages per second, the mean, shortest and longest interval
+between two and their standard deviation, bytes per second, and how many
+messages were lost since the start; all but the last over a time window.
 
 Examples:
 
-  What vision says, on all its topics, and all sensors:
+  The rate of a camera:
+    neuraxis hz vision/frame
+
+  Each sensor on its own line, over the last second only:
+    neuraxis hz 'sensor/**' --window 1
+
+  Ten seconds for a program, one object per line:
+    neuraxis hz motor/status --seconds 10 --json | tail -1 | jq .rate_hz
+
+Intervals are between arrivals in this process. With more than about ten
+thousand messages a second, this command itself may lose some.
+
+Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
+mesh cannot be reached; 2 for wrong usage."""
+
+_LINE_S = 1.0
+_HEADINGS = ("Hz", "mean ms", "min ms", "max ms", "std ms", "B/s", "lost")
+_WIDTHS = (9, 8, 8, 8, 8, 7, 5)
+
+hz = App(name="hz", help=_HZ_HELP, help_epilogue=_HZ_EPILOGUE, help_format="plaintext", version_flags=())
+
+
+@hz.default
+def _hz(
+    key: str,
+    /,
+    *,
+    window: float = 5.0,
+    seconds: float | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    mesh: MeshToolOptions = MeshToolOptions(),  # noqa: B008 (frozen)
+) -> int:
+    """Measure the rate of messages.
+
+    Parameters
+    ----------
+    key
+        Key expression, such as vision/objects; "*" matches one part, "**" any number of parts.
+    window
+        Length of the window, in seconds.
+    seconds
+        End after this many seconds.
+    as_json
+        Print one JSON object per line.
+    """
+
+    def measure(node: Node) -> int:
+        from neuraxis.mesh.monitor import Monitor, RateWindow
+
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        windows: dict[str, RateWindow] = {}
+        with Monitor(node, key) as listener:
+            if not as_json:
+                print(_columns(_HEADINGS), "key", sep="  ", flush=True)
+            line_at = time.monotonic()
+            while line_at < deadline:
+                line_at = min(line_at + _LINE_S, deadline)
+                time.sleep(max(0.0, line_at - time.monotonic()))
+                for message in listener.take():
+                    windows.setdefault(message.key, RateWindow(window)).note(message.time, message.size)
+                now = time.monotonic()
+                rows = [(name, windows[name].at(now) | {"lost": listener.lost(name)}) for name in sorted(windows)]
+                for name, one in rows or [(key, RateWindow(window).at(now) | {"lost": 0})]:
+                    print(json.dumps({"key": name, **one}) if as_json else _line(name, one), flush=True)
+        return 0 if windows else 1
+
+    return run_tool("hz", mesh, measure, check=lambda: check_listening(key, window=window, seconds=seconds))
+
+
+def _line(key: str, figures: dict[str, Any]) -> str:
+    from neuraxis.report.mesh import printable, rate_text
+
+    intervals = [figures[name] for name in ("mean_ms", "min_ms", "max_ms", "std_ms")]
+    return (
+        _columns(
+            (
+                f"{figures['rate_hz']:.1f}",
+                *("-" if one is None else f"{one:.2f}" for one in intervals),
+                rate_text(figures["bytes_per_s"]),
+                str(figures["lost"]),
+            )
+        )
+        + f"  {printable(key)}"
+    )
+
+
+def _columns(cells: tuple[str, ...]) -> str:
+    return " ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+_ECHO_HELP = "Print messages of the mesh as they arrive, one per line, until Ctrl-C."
+
+_ECHO_EPILOGUE = """A line has the key, the step of the message, its sequence number, and the
+value; arrays are abbreviated (element type, shape, first values). For a
+message that cannot be decoded the line has the reason. Pickle is not loaded.
+
+Examples:
+
+  All topics of vision, and all sensors:
     neuraxis echo 'vision/*'
     neuraxis echo 'sensor/**'
 
-  One message, whole, however large:
+  One message in full:
     neuraxis echo vision/frame --count 1 --raw
 
-  Whether anything comes within 5 seconds:
+  Check if a message arrives within 5 seconds:
     neuraxis echo motor/status --count 1 --seconds 5
 
-  For a program, an object a line:
+  For a program, one object per line:
     neuraxis echo pfc/control --json | jq .value
 
-In JSON arrays are lists, bytes are base64 and NaN is null; where a message
-cannot be read, "malformed" says why and "payload" is what came (base64).
-Of a topic of kind "state", the last message sent before is printed first.
+In JSON arrays are lists, bytes are base64 and NaN is null; if a message
+cannot be decoded, "malformed" has the reason and "payload" the data (base64).
+For a topic of kind "state" or "event", the last earlier message is printed
+first.
 
-Exit status: 0, also at Ctrl-C; 1 when --seconds are over and nothing came;
-2 when it cannot listen as asked."""
+Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
+mesh cannot be reached; 2 for wrong usage."""
 
-echo = App(name="echo", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
+echo = App(name="echo", help=_ECHO_HELP, help_epilogue=_ECHO_EPILOGUE, help_format="plaintext", version_flags=())
 
 
 @echo.default
@@ -64,71 +163,71 @@ def _echo(
     Parameters
     ----------
     key
-        What to listen to, such as vision/objects; "*" is any one part, "**" any number of them.
+        Key expression, such as vision/objects; "*" matches one part, "**" any number of parts.
     count
-        End after so many messages.
+        End after this many messages.
     seconds
-        End after this time.
+        End after this many seconds.
     raw
-        Print values whole, arrays with all their elements.
+        Print values in full, arrays with all elements.
     as_json
-        Print a JSON object a line.
+        Print one JSON object per line.
     """
 
     def listen(node: Node) -> int:
-        from neuraxis.observe.mesh_listening import Listener
+        from neuraxis.mesh.monitor import Monitor
 
         left = math.inf if count is None else count
         deadline = math.inf if seconds is None else time.monotonic() + seconds
-        told = 0
-        with Listener(node, key, payloads=True, last=True) as listener:
-            while told < left and time.monotonic() < deadline:
-                heard = listener.get(min(1.0, deadline - time.monotonic()))
-                if heard is not None:
-                    print(_data(heard) if as_json else _line(heard, raw), flush=True)
-                    told += 1
-        return 0 if told else 1
+        printed = 0
+        with Monitor(node, key, payloads=True, last=True) as listener:
+            while printed < left and time.monotonic() < deadline:
+                message = listener.get(min(1.0, deadline - time.monotonic()))
+                if message is not None:
+                    print(_data(message) if as_json else _line_echo(message, raw), flush=True)
+                    printed += 1
+        return 0 if printed else 1
 
     return run_tool("echo", mesh, listen, check=lambda: check_listening(key, count=count, seconds=seconds))
 
 
-def _line(heard: Heard, raw: bool) -> str:
-    from neuraxis.mesh.codecs import Undecodable
-    from neuraxis.observe.mesh_values import as_text, printable
+def _line_echo(message: ObservedMessage, raw: bool) -> str:
+    from neuraxis.report.mesh import as_text, printable
+    from neuraxis.wire.codecs import Undecodable
 
-    envelope = heard.envelope
+    envelope = message.envelope
     step = "-" if envelope is None or envelope.step < 0 else str(envelope.step)
     number = "-" if envelope is None else str(envelope.sequence)
     try:
-        value = as_text(_value(heard), raw)
+        value = as_text(_value(message), raw)
     except Undecodable as error:
-        value = f"malformed ({error.encoding or 'no encoding'}): {error.reason}: {as_text(heard.payload, raw)}"
-    gap = f"  ({heard.lost} lost before)" * bool(heard.lost)
-    return printable(f"{heard.key}  step {step}  #{number}{gap}  {value}")
+        value = f"malformed ({error.encoding or 'no encoding'}): {error.reason}: {as_text(message.payload, raw)}"
+    gap = f"  ({message.lost} lost before)" * bool(message.lost)
+    return printable(f"{message.key}  step {step}  #{number}{gap}  {value}")
 
 
-def _data(heard: Heard) -> str:
-    from neuraxis.mesh.codecs import Undecodable
-    from neuraxis.observe.mesh_values import as_json
+def _data(message: ObservedMessage) -> str:
+    from neuraxis.report.mesh import as_json
+    from neuraxis.wire.codecs import Undecodable
 
-    envelope = heard.envelope
-    told: dict[str, Any] = {
-        "key": heard.key,
-        "node": heard.node or None,
+    envelope = message.envelope
+    data: dict[str, Any] = {
+        "key": message.key,
+        "node": message.node or None,
         "step": None if envelope is None or envelope.step < 0 else envelope.step,
         "sequence": None if envelope is None else envelope.sequence,
-        "encoding": heard.encoding,
-        "bytes": heard.size,
-        "lost": heard.lost,
+        "encoding": message.encoding,
+        "bytes": message.size,
+        "lost": message.lost,
     }
     try:
-        return json.dumps({**told, "value": as_json(_value(heard))})
+        return json.dumps({**data, "value": as_json(_value(message))})
     except (Undecodable, RecursionError) as error:
         why = error.reason if isinstance(error, Undecodable) else "it is nested too deeply"
-        return json.dumps({**told, "malformed": why, "payload": as_json(heard.payload)})
+        return json.dumps({**data, "malformed": why, "payload": as_json(message.payload)})
 
 
-def _value(heard: Heard) -> Any:
-    from neuraxis.mesh.codecs import decode
+def _value(message: ObservedMessage) -> Any:
+    from neuraxis.wire.codecs import decode
 
-    return decode(heard.payload or b"", heard.encoding)
+    return decode(message.payload or b"", message.encoding)

@@ -1,30 +1,30 @@
 """`neuraxis launch`: run a script as N ranks.
 
-Everything after the script's name is the script's own, options that look like ours and --help included.
-cyclopts takes options wherever they stand, so the command takes all words as they are, finds the script, and
-puts the `--` before it that says "no more options" to the parser of the real command.
+Everything after the script's name belongs to the script, even options that look like ours, and --help. cyclopts accepts
+options anywhere, so the command takes all words unparsed, finds the script, and puts a `--` before it, which ends the
+options for the parser of the inner command.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from neuraxis.cli.errors import fail, usage_error
 from neuraxis.errors import NeuraxisError
-from neuraxis.launch.options import DEFAULT_GRACE_S, LaunchOptions
-from neuraxis.launch.script import launch_script
 from neuraxis.machine import usable_cores
+from neuraxis.process.script import DEFAULT_GRACE_S, LaunchOptions, launch_script
 
 __all__ = ["launch"]
 
 _HELP = """Run a script as several processes (ranks) that work together.
 
-Each finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT. When one fails, the others are ended and its
-last lines are shown.
+Each finds its rank and the address of the others in RANK, LOCAL_RANK,
+WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. When one fails,
+the launcher ends the others and shows the last lines of the failed one.
 """
 
 _EPILOGUE = """Examples:
@@ -38,18 +38,19 @@ _EPILOGUE = """Examples:
   A brain, whose regions are spread over the ranks:
     neuraxis launch -n 4 -m neuraxis run brain.toml --lockstep gloo
 
-  Start all again after a failure, up to three times. NEURAXIS_RESTART
-  counts, and the script goes on from its own checkpoint:
+  Restart all ranks after a failure, up to three times. NEURAXIS_RESTART
+  has the number of the restart; the script resumes from its checkpoint:
     neuraxis launch -n 4 --max-restarts 3 train.py
 
-  Two hosts (their launchers do not talk: give both the same options):
+  Two hosts (give both launchers the same options):
     neuraxis launch -n 8 --nodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     neuraxis launch -n 8 --nodes 2 --node-rank 1 --master-addr 10.0.0.1 train.py
 
-Exit status: 0, or that of the rank that failed first (128 + the number of
-the signal that killed it)."""
+Exit codes: 0, or that of the rank that failed first (128 + the number of
+the signal that killed it); 1 when ranks cannot be started, 2 for wrong
+usage."""
 
-# No argument can hold a NUL, so with this delimiter every word arrives, "--" and empty ones included.
+# No argument can contain NUL, so with this delimiter every word is passed on, "--" and empty ones included.
 launch = App(name="launch", help=_HELP, help_flags=(), version_flags=(), end_of_options_delimiter="\0")
 _options = App(
     name="neuraxis launch",
@@ -58,6 +59,7 @@ _options = App(
     help_format="plaintext",
     version_flags=(),
     usage="Usage: neuraxis launch [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]...",
+    error_formatter=partial(usage_error, program="neuraxis launch"),
 )
 
 
@@ -87,25 +89,25 @@ def _run(
     Parameters
     ----------
     script
-        The script to run. What follows it is passed to it untouched.
+        The script to run; all words after it are passed to it.
     n
         Processes on this host; auto is one for each usable core.
     module
         The script is a module's name, as in python -m.
     nodes
-        Hosts that take part, each with its own launcher and -n processes.
+        Number of hosts, each with its own launcher and -n processes.
     node_rank
-        Which of the hosts this one is, from 0.
+        Index of this host, from 0.
     master_addr
-        Address of host 0, where ranks meet. Needed with several hosts; 127.0.0.1 on one.
+        Address of host 0, where ranks connect. Required with several hosts; 127.0.0.1 on one.
     master_port
-        Port where ranks meet. A free one is found on one host; 29500 with several.
+        Port where ranks connect; default: a free one on one host, 29500 with several.
     max_restarts
-        How often to start all ranks again after a failure.
+        Largest number of restarts of all ranks after failures.
     grace
-        Seconds that ranks have to end when asked to, before they are killed.
+        Seconds between SIGTERM and SIGKILL when ranks are ended.
     prefix
-        Begin each line of output with its rank.
+        Prefix each line of output with its rank.
     """
     try:
         options = LaunchOptions(
@@ -118,17 +120,16 @@ def _run(
             master_addr=master_addr,
             master_port=master_port,
             max_restarts=max_restarts,
-            grace_s=grace,
+            grace=grace,
             prefix=prefix,
         )
         return launch_script(options)
     except NeuraxisError as error:
-        print(f"neuraxis launch: {error}", file=sys.stderr)
-        return 2
+        return fail("launch", error)
 
 
 def _mark_script(words: Sequence[str]) -> list[str]:
-    """`words` with `--` before the script, the first word that is neither an option nor an option's value."""
+    """Insert `--` before the script, which is the first word that is neither an option nor an option's value."""
     position = 0
     while position < len(words):
         word = words[position]
@@ -147,7 +148,7 @@ def _takes_next_word(option: str) -> bool:
     flags = {"-m", "--module", "--prefix", "--no-prefix", "--help", "-h"}
     if option.startswith("--"):
         return option in names - flags
-    # Short ones can stand together (-mn 4), and a value can follow its option at once (-n4).
+    # Short options can be combined (-mn 4), and a value can follow its option directly (-n4).
     flag_letters = {name[1] for name in flags if len(name) == 2}
     letters = option[1:].lstrip("".join(flag_letters))
     return len(letters) == 1 and f"-{letters}" in names

@@ -1,4 +1,4 @@
-"""What the mesh commands have in common: how they reach the mesh, and how they end."""
+"""Options of the mesh commands, and a runner that opens their node and handles errors and signals."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from neuraxis.cli.errors import fail
 from neuraxis.errors import InvalidArgument, NameTaken, NeuraxisError
 
 if TYPE_CHECKING:
@@ -34,45 +35,43 @@ __all__ = [
     "wait_for_others",
 ]
 
-OBSERVER = "observer"  # whose keys the tools use
+OBSERVER = "observer"  # the role whose keys the tools use
 
 _SEVERAL = Parameter(negative=())
-_PATIENCE_S = 1.2  # nodes that lost their seed look for a new one every half second
+_DISCOVERY_S = 1.2  # nodes that lost their seed look for a new one every half second
 _QUIET_S = 0.15
 
-# Loaded while signals are held: some packages swallow whatever is raised in the midst of their import, Ctrl-C included.
-_USED = (
+# Imported while signals are deferred: some packages swallow exceptions during their import, KeyboardInterrupt included.
+_IMPORTED = (
     "rich.console",
     "rich.live",
     "neuraxis.mesh.node",
-    "neuraxis.observe.mesh_listening",
-    "neuraxis.observe.mesh_pace",
-    "neuraxis.observe.mesh_tables",
-    "neuraxis.observe.mesh_values",
+    "neuraxis.mesh.monitor",
+    "neuraxis.report.mesh",
 )
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
-    """How a command reaches the mesh.
+    """Options that connect a command to the mesh.
 
     Parameters
     ----------
     mesh_name
-        Which mesh: nodes of one name see each other.
+        Name of the mesh: nodes with the same mesh name discover each other.
     connect
-        A router, such as tcp/127.0.0.1:7447; may be said several times. By default the mesh of this machine.
+        A router, such as tcp/127.0.0.1:7447; can be repeated. Default: the mesh of this machine.
     listen
-        Where to listen, as a peer of those that --connect names.
+        Address to listen on, as a peer of those that --connect names.
     tls
-        The folder with the keys, from neuraxis mesh keys init.
+        Folder with the keys, from neuraxis mesh keys init.
     role
-        Whose keys of that folder.
+        Role whose keys in that folder are used.
     insecure
-        Accept addresses beyond this machine without TLS.
+        Allow addresses beyond this machine without TLS.
     zenoh_config
-        A native Zenoh configuration (JSON5), used as it is, in place of all but the name.
+        A native Zenoh configuration (JSON5), used unchanged in place of all options but --mesh-name.
     """
 
     mesh_name: str = "default"
@@ -84,18 +83,18 @@ class MeshOptions:
     zenoh_config: Path | None = None
 
     def topology(self, role: str = OBSERVER) -> Topology:
-        """What the options mean; `role` is whose keys are used where --role says nothing."""
+        """Return the topology of the options; `role` is the default of --role."""
         from neuraxis.mesh import Tls, Topology
 
         if self.zenoh_config is not None:
             if self.connect or self.listen or self.tls or self.role or self.insecure:
                 raise InvalidArgument(
-                    "--zenoh-config: is used as it is: not with --connect, --listen, --tls, --role or --insecure"
+                    "--zenoh-config is used unchanged; leave out --connect, --listen, --tls, --role and --insecure"
                 )
             if not self.zenoh_config.is_file():
                 raise InvalidArgument(f"--zenoh-config {self.zenoh_config}: there is no such file")
         if self.role is not None and self.tls is None:
-            raise InvalidArgument(f"--role {self.role}: says whose keys are used: say with --tls where they are")
+            raise InvalidArgument(f"--role {self.role}: the keys are missing; name their folder with --tls")
         tls = None if self.tls is None else Tls.from_folder(self.tls, self.role or role)
         return Topology.from_options(
             self.connect, self.listen, tls=tls, insecure=self.insecure, zenoh_config=self.zenoh_config
@@ -105,32 +104,19 @@ class MeshOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class MeshToolOptions(MeshOptions):
-    """The same for tools and nodes, where `--mesh local` may be said; in `neuraxis run`, `--mesh` is a flag."""
+    """Options that connect a tool to the mesh; the default role is observer."""
 
-    mesh: Annotated[
-        Literal["local"] | None,
-        Parameter(help="local: the mesh of this machine, which is the default.", show_default=False),
-    ] = None
-    role: Annotated[str | None, Parameter(help="Whose keys of that folder; by default those of the role observer.")] = (
-        None
-    )
-
-    def topology(self, role: str = OBSERVER) -> Topology:
-        if self.mesh == "local" and (self.connect or self.listen or self.zenoh_config):
-            raise InvalidArgument(
-                "--mesh local: is the mesh of this machine: not with --connect, --listen or --zenoh-config"
-            )
-        return super().topology(role)
+    role: Annotated[str | None, Parameter(help="Role whose keys in that folder are used; default: observer.")] = None
 
 
 def check_positive(value: float | None, option: str) -> None:
-    """Raise if a number that was given is not above zero, or has no end."""
+    """Raise `InvalidArgument` if a number is given that is not positive and finite."""
     if value is not None and not 0 < value < math.inf:
-        raise InvalidArgument(f"{option}={value}: a number above 0 is expected")
+        raise InvalidArgument(f"{option}={value}: not a positive number; give a number above 0")
 
 
 def check_listening(key: str, **numbers: float | None) -> None:
-    """Raise where a key or the numbers of options, by name, make no sense."""
+    """Raise `InvalidArgument` if a key expression or a number of an option is invalid."""
     from neuraxis.mesh.keys import check_expression
 
     check_expression(key, "KEY")
@@ -138,11 +124,11 @@ def check_listening(key: str, **numbers: float | None) -> None:
         check_positive(number, f"--{name}")
 
 
-# --- a tool, from its node to its exit status ---
+# --- a tool, from its node to its exit code ---
 
 
 class _Ended(BaseException):
-    """Somebody asked for an end."""
+    """A signal asked the tool to end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -161,29 +147,32 @@ def run_tool(
     place: Callable[[Node], tuple[str, bool]] | None = None,
     interrupted: int = 0,
 ) -> int:
-    """Open a node that nobody sees, let `work(node)` do what the command is for, and close it; the exit status.
+    """Open a node that is invisible to others, call `work(node)`, close the node, and return the exit code.
 
-    Ctrl-C and SIGTERM end `work` wherever it is. Errors are told in one line, with status 2.
+    Ctrl-C and SIGTERM interrupt `work`. Errors are printed in one line.
 
     Args:
-        check: raises, before anything is opened, if what was asked for makes no sense.
-        place: given a first node that looks who is here, the name of the one for `work` and whether others see it.
-        interrupted: the status at Ctrl-C, 0 where that is how a command ends; SIGTERM gives 143.
+        check: raises if an option is invalid; called before anything is opened.
+        place: is given a first node to look for others, and returns the name of the node for `work` and whether others
+            see it.
+        interrupted: the exit code at Ctrl-C, 0 for commands that end that way; SIGTERM gives 143.
     """
-    # What is missing or malformed on the mesh, the tools tell themselves.
+    # The tools print missing and malformed messages themselves.
     logging.getLogger("neuraxis.mesh").addHandler(logging.NullHandler())
     try:
         with _EndingSignals() as signals:
-            with signals.held():
+            with signals.deferred():
                 check()
                 topology = options.topology()
-                for module in _USED:
+                for module in _IMPORTED:
                     importlib.import_module(module)
             name, visible = OBSERVER, False
             if place is not None:
                 with _node(signals, options, topology, name, visible, interrupted) as node:
                     name, visible = place(node)
             with _node(signals, options, topology, name, visible, interrupted) as node:
+                if node.silent_ports:
+                    print(f"neuraxis {command}: {_silent_ports_warning(node)}", file=sys.stderr)
                 return work(node)
     except _Ended as ended:
         if ended.number == signal.SIGINT and sys.stderr.isatty():
@@ -192,13 +181,20 @@ def run_tool(
     except BrokenPipeError:
         raise
     except (NeuraxisError, OSError) as error:
-        print(f"neuraxis {command}: {error}", file=sys.stderr)
-        return 2
+        return fail(command, error)
+
+
+def _silent_ports_warning(node: Node) -> str:
+    ports = ", ".join(map(str, node.silent_ports))
+    return (
+        f"something listens on port {ports} of the mesh {node.mesh!r} and does not answer as a node: another program, "
+        "or a node that is stopped or overloaded; find it with ss -ltnp"
+    )
 
 
 def wait_for_others(node: Node) -> None:
-    """Wait a moment until the nodes that are there have been seen."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Wait until no more nodes are discovered for a moment."""
+    deadline = time.monotonic() + _DISCOVERY_S
     count, since = 0, time.monotonic()
     while time.monotonic() < deadline:
         now = len(node.peers(ask=False))
@@ -210,23 +206,23 @@ def wait_for_others(node: Node) -> None:
 
 
 class _EndingSignals:
-    """While entered, Ctrl-C and SIGTERM raise `_Ended` in the main thread; within `held`, at its end."""
+    """While entered, Ctrl-C and SIGTERM raise `_Ended` in the main thread; within `deferred`, at its end."""
 
     def __init__(self) -> None:
         self._old: dict[int, Any] = {}
-        self._holds = False
-        self._came: int | None = None
+        self._deferring = False
+        self._received: int | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """For what should not be broken into, and ends soon by itself."""
-        self._holds = True
+    def deferred(self) -> Iterator[None]:
+        """Defer signals during a short operation that must not be interrupted."""
+        self._deferring = True
         try:
             yield
         finally:
-            self._holds = False
-        if self._came is not None:
-            raise _Ended(self._came)
+            self._deferring = False
+        if self._received is not None:
+            raise _Ended(self._received)
 
     def __enter__(self) -> _EndingSignals:
         if threading.current_thread() is threading.main_thread():
@@ -236,21 +232,21 @@ class _EndingSignals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._holds = True
+        self._deferring = True
         for number, handler in self._old.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._holds:
+        if not self._deferring:
             raise _Ended(number)
-        self._came = number
+        self._received = number
 
 
 @contextmanager
 def _node(
     signals: _EndingSignals, options: MeshOptions, topology: Topology, name: str, visible: bool, interrupted: int
 ) -> Iterator[Node]:
-    """A node for a while. It is opened by a thread: Zenoh may look for a router for ten seconds, deaf to Ctrl-C."""
+    """Open a node, in a thread: Zenoh may look for a router for ten seconds, in which Ctrl-C has no effect."""
     from neuraxis.mesh import Node
 
     made: list[Node | BaseException] = []
@@ -260,7 +256,7 @@ def _node(
             try:
                 made.append(Node(name, mesh=options.mesh_name, topology=topology, visible=visible))
             except NameTaken:
-                # Somebody else came with it at the same moment; what is to be said can be said without being seen.
+                # Another node took the name at the same moment; an invisible one can publish as well.
                 made.append(Node(name, mesh=options.mesh_name, topology=topology, visible=False))
         except BaseException as error:
             made.append(error)
@@ -271,7 +267,7 @@ def _node(
         while thread.is_alive():
             thread.join(0.5)
     except _Ended as ended:
-        # The thread cannot be called back, and would be in the way of an orderly exit; there is nothing to close yet.
+        # The thread cannot be interrupted and would block the exit; there is nothing to close yet.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.status(interrupted))
@@ -281,5 +277,5 @@ def _node(
     try:
         yield node
     finally:
-        with signals.held():  # closing has deadlines of its own
+        with signals.deferred():  # close() has its own deadline
             node.close()

@@ -1,4 +1,4 @@
-"""`neuraxis node brain.toml --region vision`: one region of a brain, as a node of the mesh."""
+"""`neuraxis node brain.toml --region vision`: one region of a brain as a node of the mesh."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.brain_options import make_importable, tell_first_time
-from neuraxis.cli.mesh_options import MeshToolOptions
+from neuraxis.arguments import near, positive, whole
+from neuraxis.cli.brain_options import announce_compilation, make_importable
+from neuraxis.cli.errors import fail
+from neuraxis.cli.mesh_options import MeshOptions
 from neuraxis.errors import InvalidArgument, NeuraxisError
-from neuraxis.network.arguments import near, positive, whole
 
 __all__ = ["node"]
 
 _HELP = """Run one region of a brain as a node of the mesh, here or anywhere.
 
-The node reads the brain's file, builds the region's neurons (or makes your
-own region), finds the nodes of the regions that it hears, and runs. It may
-start before or after them, and end or die without harming them.
+The node reads the brain's file, builds the region, discovers the nodes of
+the regions that it receives from, and runs. It can start before or after
+them; the others survive its end.
 
-By the wall clock (realtime), every region runs at its own pace: what comes
-late is dropped, and counted. In lockstep a region goes on when it has heard
-what it needs: the spikes are those of a run in one process, to the bit.
+With --clock realtime every region follows the wall clock: late spikes are
+dropped and counted. With --clock lockstep a region advances when it has
+received all spikes that it needs: the result is bit-identical to that of
+one process.
 """
 
 _EPILOGUE = """Examples:
 
   A brain in four terminals, on one machine, by the wall clock:
-    neuraxis node robot.toml --region vision
-    neuraxis node robot.toml --region pfc
+    neuraxis node robot.toml --region vision --clock realtime
+    neuraxis node robot.toml --region pfc --clock realtime
     ...
     neuraxis nodes
 
   A region on another machine, through a router, with keys:
-    neuraxis node robot.toml --region vision --connect tls/robot.local:7447 \\
-        --tls keys/
+    neuraxis node robot.toml --region vision --clock realtime \\
+        --connect tls/robot.local:7447 --tls keys/
 
-  One that keeps its state, and goes on from it after a crash:
-    neuraxis node robot.toml --region vision --checkpoint state/
-    neuraxis node robot.toml --region vision --checkpoint state/ --resume
+  Save states, and resume after a crash:
+    neuraxis node robot.toml --region vision --clock realtime \\
+        --checkpoint state/ --resume
 
   In lockstep for ten seconds of model time, with the other regions:
     neuraxis node brain.toml --region cortex --clock lockstep --time-ms 10000
@@ -53,11 +55,16 @@ _EPILOGUE = """Examples:
     neuraxis node brain.toml --region cortex --clock lockstep
     neuraxis run brain.toml --mesh --remote cortex --task cue-action
 
-A brain's file may name Python code of yours to run (kind = "python"): run
-only files that you trust.
+A brain's file can name Python code (kind = "python"), which runs: use only
+files that you trust.
 
-Exit status: 0 when it ran to its end or was told to leave (Ctrl-C, SIGTERM),
-1 when its region failed, 2 when it cannot be run as asked."""
+Exit codes: 0 when it ran to its end or a signal ended it (Ctrl-C, SIGTERM),
+1 when it failed, 2 for wrong usage."""
+
+_CLOCK_WARNING = (
+    "neuraxis node: without --clock the region follows the wall clock; the next release runs in lockstep by default, "
+    "so add --clock realtime"
+)
 
 node = App(name="node", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -67,16 +74,16 @@ def _node(
     file: Path,
     *,
     region: str,
-    clock: Literal["realtime", "lockstep"] = "realtime",
+    clock: Literal["lockstep", "realtime"] | None = None,
     time_ms: float | None = None,
-    patience_s: float = 1.0,
-    reconnect_s: float = 30.0,
-    start_wait_s: float = 10.0,
+    silence_timeout: float = 1.0,
+    reconnect_timeout: float = 30.0,
+    start_timeout: float = 10.0,
     checkpoint: Path | None = None,
     checkpoint_every_ms: float = 1000.0,
     resume: Annotated[bool, Parameter(negative=())] = False,
     seed: int | None = None,
-    how: MeshToolOptions | None = None,
+    how: MeshOptions | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Run a region.
@@ -86,36 +93,37 @@ def _node(
     file
         The brain's TOML file, the same for every node.
     region
-        Which region of it.
+        The region to run.
     clock
-        realtime: follow the wall clock; lockstep: wait for what is needed.
+        lockstep: wait for the spikes of others; realtime: follow the wall clock. Give it: the default is realtime in
+        this release and lockstep, as in neuraxis run, in the next one.
     time_ms
-        Run so much model time, and leave; by default until told to. In lockstep without it, another process says how
-        far to run: neuraxis run --mesh --remote.
-    patience_s
-        Who has said nothing for so long is taken for gone; it is silence from then on, until it comes back.
-    reconnect_s
-        How long to wait in lockstep for the mesh itself, when this node is cut off from its router.
-    start_wait_s
-        How long to wait for the other regions before the first step.
+        Model time to run, in ms; default: until a signal ends it. In lockstep without it, another process drives the
+        region: neuraxis run --mesh --remote.
+    silence_timeout
+        Seconds without messages after which another region counts as silent, until it returns.
+    reconnect_timeout
+        Seconds to wait in lockstep for the router, when this node is disconnected from it.
+    start_timeout
+        Seconds to wait for the other regions before the first step.
     checkpoint
-        Keep states of this region in this folder.
+        Save states of this region in this folder.
     checkpoint_every_ms
-        Model time between two of them.
+        Model time between two states, in ms.
     resume
-        Begin with the last of them, and catch up with the others.
+        Start from the last state, and catch up with the others.
     seed
-        Draw everything random from it, instead of the seed in the file; the same for every node.
+        Seed of everything random, instead of the one in the file; the same for every node.
     as_json
-        At the end, print what the region saw of the others as a JSON object.
+        At the end, print the statistics of the spikes from other regions as a JSON object.
     """
     from neuraxis.brain import read_spec
     from neuraxis.brain.mesh import region_setups
-    from neuraxis.engine.warm import warm_up
-    from neuraxis.execution.mesh import RegionNode
-    from neuraxis.network.grid import to_steps
+    from neuraxis.engine.precompile import warm_up
+    from neuraxis.network.grid import to_steps, whole_steps
+    from neuraxis.simulation.mesh import RegionNode
 
-    options = how or MeshToolOptions()
+    options = how or MeshOptions()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("neuraxis").setLevel(logging.INFO)
     try:
@@ -128,43 +136,44 @@ def _node(
         if region not in spec.regions:
             raise InvalidArgument(f"--region {region}: {near(region, spec.regions)}")
         if resume and checkpoint is None:
-            raise InvalidArgument("--resume: say with --checkpoint from which folder")
-        until = None if time_ms is None else to_steps(positive(time_ms, "--time-ms"), spec.dt_ms, "--time-ms")
+            raise InvalidArgument("--resume: the folder is missing; name it with --checkpoint")
+        until = None if time_ms is None else whole_steps(positive(time_ms, "--time-ms"), spec.dt_ms, "--time-ms")
         every = to_steps(positive(checkpoint_every_ms, "--checkpoint-every-ms"), spec.dt_ms, "--checkpoint-every-ms")
         setup = region_setups(
             spec,
             str(file),
             mesh=options.mesh_name,
             topology=options.topology(region).as_data(),
-            clock=clock,
+            clock=clock or "realtime",
             driven=clock == "lockstep" and until is None,
             until=until,
-            patience_s=positive(patience_s, "--patience-s"),
-            reconnect_s=positive(reconnect_s, "--reconnect-s"),
-            start_wait_s=positive(start_wait_s, "--start-wait-s"),
+            silence_timeout=positive(silence_timeout, "--silence-timeout"),
+            reconnect_timeout=positive(reconnect_timeout, "--reconnect-timeout"),
+            start_timeout=positive(start_timeout, "--start-timeout"),
             checkpoint=None if checkpoint is None else str(checkpoint),
             checkpoint_every=every,
             resume=resume,
         )[region]
-        tell_first_time()
-        warm_up()
+        if clock is None:
+            print(_CLOCK_WARNING, file=sys.stderr, flush=True)
+        announce_compilation()
+        warm_up(packing=True)
         running = RegionNode(setup)
         with _Signals(running.stop):
             print(f"{region}: {_describe(setup)}", file=sys.stderr, flush=True)
             running.run()
     except (NeuraxisError, OSError) as error:
-        print(f"neuraxis node: {error}", file=sys.stderr)
-        return 1 if type(error).__name__ == "ShardFailed" else 2
-    story = running.story()
+        return fail("node", error)
+    statistics = running.statistics()
     if as_json:
-        print(json.dumps(story))
+        print(json.dumps(statistics))
     else:
-        _print(story, spec.dt_ms)
+        _print(statistics, spec.dt_ms)
     return 0
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM ask the region to leave in good order; the second one is Python's own."""
+    """Ctrl-C and SIGTERM stop the region cleanly; a second signal has Python's default effect."""
 
     def __init__(self, stop: Any) -> None:
         self._stop = stop
@@ -191,23 +200,24 @@ def _describe(setup: Any) -> str:
     return f"{neurons:,} neurons, {how}, on mesh {setup.mesh!r}{where}"
 
 
-def _print(story: dict[str, Any], dt_ms: float) -> None:
-    print(f"{story['region']}: left after step {story['step']:,} ({story['step'] * dt_ms:,.0f} ms)")
-    for name, one in story["upstream"].items():
-        words = [f"heard to step {one['heard']:,}"]
+def _print(statistics: dict[str, Any], dt_ms: float) -> None:
+    step = statistics["step"]
+    print(f"{statistics['region']}: ended after step {step:,} ({step * dt_ms:,.0f} ms)")
+    for name, one in statistics["upstream"].items():
+        words = [f"received to step {one['heard']:,}"]
         words += [f"{one[what]:,} steps {what}" for what in ("recovered", "lost", "late") if one[what]]
         for first, last, why in one["silences"]:
             words.append(f"missing from step {first:,} to {'now' if last is None else f'{last:,}'} ({why})")
         print(f"  {name}: {', '.join(words)}")
-    if story["clock"] is not None:
-        clock = story["clock"]
+    if statistics["clock"] is not None:
+        clock = statistics["clock"]
         jitter, margin = clock["jitter_ms"], clock["margin_ms"]
         print(
-            f"  kept time in {clock['windows']:,} windows: {jitter['p50']:.2f} ms late at the median, "
+            f"  {clock['windows']:,} windows by the wall clock: {jitter['p50']:.2f} ms late at the median, "
             f"{jitter['p99']:.2f} at the 99th percentile; {clock['missed_deadlines']:,} deadlines missed, "
             f"{clock['skipped_steps']:,} steps skipped"
         )
         if margin["p50"] is not None:
             print(
-                f"  spikes came {margin['p50']:.2f} ms before their time at the median, {margin['p1']:.2f} at the 1st"
+                f"  spikes arrived {margin['p50']:.2f} ms early at the median, {margin['p1']:.2f} at the 1st percentile"
             )

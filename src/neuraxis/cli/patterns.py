@@ -1,9 +1,8 @@
-"""`neuraxis patterns`: every communication pattern, run for real, before and after."""
+"""`neuraxis patterns`: run every communication pattern and show the data before and after."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from neuraxis.cli.errors import fail
 from neuraxis.errors import InvalidArgument, NeuraxisError
-from neuraxis.observe.patterns.collection import collect_patterns
+from neuraxis.report.patterns.collection import collect_patterns
+from neuraxis.store import replacing
 
 __all__ = ["patterns"]
 
@@ -21,8 +22,8 @@ _HELP = """See what each communication pattern does, by running it.
 
 Starts a few processes (ranks), runs broadcast, reduce, all-reduce, barrier,
 gather, all-gather, scatter, all-to-all, reduce-scatter, a ring of sends and
-a group for real, and shows what each rank held before and after. Every
-result is compared with the pattern's definition.
+a group, and shows the data of each rank before and after. Every result is
+compared with the pattern's definition.
 """
 
 _EPILOGUE = """Examples:
@@ -33,14 +34,14 @@ _EPILOGUE = """Examples:
   Two ranks with tensors of three values, carried by gloo:
     neuraxis patterns -n 2 --dim 3 --backend gloo
 
-  A page with a drawing of every pattern, to keep open while you learn:
+  A page with a drawing of every pattern:
     neuraxis patterns --html patterns.html
 
   For a program:
     neuraxis patterns --json | jq '.runs[] | select(.name == "reduce") | .ranks'
 
-Exit status: 0 when every result agrees with its definition, 1 when one does
-not, 2 when the patterns cannot be run as asked."""
+Exit codes: 0 when every result agrees with its definition, 1 when one does
+not or the ranks failed, 2 for wrong usage."""
 
 patterns = App(name="patterns", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -59,11 +60,11 @@ def _patterns(
     Parameters
     ----------
     n
-        How many ranks.
+        Number of ranks.
     backend
-        What carries the data; auto takes the best that is here, mpi starts the ranks with mpirun.
+        Backend; auto takes the best that is installed, mpi starts the ranks with mpirun.
     dim
-        How many values a tensor has.
+        Number of values in a tensor.
     html
         Write a page with a drawing of each pattern to this file.
     as_json
@@ -74,28 +75,18 @@ def _patterns(
             raise InvalidArgument(f"--html {html}: the folder {html.absolute().parent} does not exist")
         report = collect_patterns(n, backend, dim)
         if html is not None:
-            from neuraxis.observe.patterns.page import render_page
+            from neuraxis.report.patterns.page import render_page
 
-            _write_whole(html, render_page(report))
+            with replacing(html) as new:
+                new.write_text(render_page(report), encoding="utf-8")
     except (NeuraxisError, OSError) as error:
-        print(f"neuraxis patterns: {error}", file=sys.stderr)
-        return 2
+        return fail("patterns", error)
     if as_json:
         print(json.dumps(asdict(report)))
     else:
-        from neuraxis.observe.patterns.text import print_report
+        from neuraxis.report.patterns.text import print_report
 
         print_report(report, Console())
     if html is not None:
         print(f"wrote {html}", file=sys.stderr)
     return 1 if report.problems else 0
-
-
-def _write_whole(path: Path, content: str) -> None:
-    """Write a file so that a reader sees the old page or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`neuraxis pub KEY VALUE`: say something on the mesh by hand."""
+"""`neuraxis pub KEY VALUE`: publish a value on the mesh by hand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["pub"]
 
 _HELP = "Publish a value on the mesh, once or at a rate."
 
-_EPILOGUE = """KEY is NODE/TOPIC. If no node of that name is here, it is published by one of
-that name, which others see come and go; else in that node's name, as one
-more source on its key.
+_EPILOGUE = """KEY is NODE/TOPIC. If the mesh has no node of that name, the command joins as
+one, which others see join and leave; otherwise it publishes as one more
+source on that node's key.
 
 Examples:
 
-  A number, a text, an object (VALUE is JSON, and text if it is none):
+  A number, a text, an object (VALUE is JSON, else text):
     neuraxis pub sensor/thermal/celsius 21.5
     neuraxis pub pfc/control stop --kind state
     neuraxis pub lang/features '{"word": "cup", "score": 0.9}'
@@ -35,18 +35,18 @@ Examples:
     neuraxis pub sensor/thermal/celsius 21.5 --rate 10
     neuraxis pub sensor/thermal/celsius 21.5 --rate 10 --count 50
 
-  For a program that knows no msgpack, and bytes as they are:
+  For a program without msgpack, and raw bytes:
     neuraxis pub motor/goal '[1, 2]' --codec json
     neuraxis pub motor/raw hello --codec bytes
 
-The last part of KEY is the topic, unless a node is here whose name is a
-longer or shorter beginning of it. It waits a moment for somebody who has
-subscribed (--wait) and then publishes all the same: what nobody hears is
-gone. A state is kept only while the command runs.
+The last part of KEY is the topic, unless the mesh has a node whose name is
+another prefix of it. The command waits for a subscriber (--timeout), then
+publishes in any case: without subscribers the message is lost. A state or
+event is available to late subscribers only while the command runs.
 
-Exit status: 0 when somebody listened, and at Ctrl-C when no --count was
-given; 1 when nobody listened; 2 when it cannot be published as asked; 130
-when Ctrl-C came before --count was reached."""
+Exit codes: 0 with a subscriber, and at Ctrl-C without --count; 1 without a
+subscriber, or when the mesh cannot be reached; 2 for wrong usage; 130 when
+Ctrl-C came before --count was reached."""
 
 pub = App(name="pub", help=_HELP, help_epilogue=_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -60,8 +60,8 @@ def _pub(
     rate: float | None = None,
     count: int | None = None,
     codec: Literal["json", "msgpack", "bytes"] | None = None,
-    kind: Literal["stream", "state", "bulk"] = "stream",
-    wait: float = 1.0,
+    kind: Literal["stream", "state", "event", "bulk"] = "stream",
+    timeout: float = 1.0,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     mesh: MeshToolOptions = MeshToolOptions(),  # noqa: B008 (frozen)
 ) -> int:
@@ -70,21 +70,22 @@ def _pub(
     Parameters
     ----------
     key
-        Where: NODE/TOPIC.
+        Key: NODE/TOPIC.
     value
-        What: JSON, or text if it is none.
+        Value: JSON, else text.
     rate
-        Messages per second; 1 where only --count is given.
+        Messages per second; default with --count: 1.
     count
-        How many messages; by default one, and with --rate no end.
+        Number of messages; default: one, with --rate no limit.
     codec
-        The form in which it travels; msgpack by default. Bytes are VALUE as it is.
+        Codec of the message; default: msgpack. With bytes, VALUE is sent unchanged.
     kind
-        What the topic is for: stream (the newest counts), state (every one counts), bulk (large).
-    wait
-        How many seconds to wait for somebody who listens, before the first message.
+        Kind of the topic: stream (only the newest matters), state (late subscribers get the last), event (all matter),
+        bulk (large).
+    timeout
+        Seconds to wait for a subscriber before the first message.
     as_json
-        Print what was done as a JSON object.
+        Print the result as a JSON object.
     """
     endless = rate is not None and count is None
 
@@ -92,8 +93,8 @@ def _pub(
         _check_key(key)
         check_positive(rate, "--rate")
         check_positive(count, "--count")
-        if not 0 <= wait < math.inf:
-            raise InvalidArgument(f"--wait={wait}: a number of seconds, 0 or more, is expected")
+        if not 0 <= timeout < math.inf:
+            raise InvalidArgument(f"--timeout={timeout}: not a number of seconds; give 0 or more")
 
     def place(node: Node) -> tuple[str, bool]:
         wait_for_others(node)
@@ -102,29 +103,29 @@ def _pub(
         return name, name not in here
 
     def publish(node: Node) -> int:
-        from neuraxis.observe.mesh_listening import anybody_listens
+        from neuraxis.mesh.monitor import has_subscriber
 
         topic = key.removeprefix(f"{node.name}/")
         limit = math.inf if endless else count or 1
-        sent, heard = 0, anybody_listens(node, key, wait)
+        sent, subscribed = 0, has_subscriber(node, key, timeout)
         at = time.monotonic()
         try:
             while sent < limit:
                 node.publish(topic, _value(value, codec), kind, codec=codec)
                 sent += 1
-                heard = heard or anybody_listens(node, key, 0.0)
+                subscribed = subscribed or has_subscriber(node, key, 0.0)
                 if sent < limit:
-                    at = max(at + 1 / (rate or 1.0), time.monotonic() - 1.0)  # what was missed is not made up for
+                    at = max(at + 1 / (rate or 1.0), time.monotonic() - 1.0)  # missed messages are not sent later
                     time.sleep(max(0.0, at - time.monotonic()))
         finally:
-            _tell(key, node.name, sent, heard, as_json)
-        return 0 if heard else 1
+            _print(key, node.name, sent, subscribed, as_json)
+        return 0 if subscribed else 1
 
     return run_tool("pub", mesh, publish, check=check, place=place, interrupted=0 if endless else 130)
 
 
 def _node_of(key: str, here: set[str]) -> str:
-    """The name of a node in a key: the longest of those that are here, else all but the last part."""
+    """Return the name of the node in a key: the longest one on the mesh, else all but the last part."""
     parts = key.split("/")
     beginnings = ["/".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
     return next((one for one in beginnings if one in here), beginnings[0])
@@ -135,7 +136,7 @@ def _check_key(key: str) -> None:
 
     check_name(key, "KEY")
     if "/" not in key:
-        raise InvalidArgument(f"KEY={key!r}: NODE/TOPIC is expected, such as sensor/celsius")
+        raise InvalidArgument(f"KEY={key!r}: no topic; give NODE/TOPIC, such as sensor/celsius")
 
 
 def _value(text: str, codec: str | None) -> Any:
@@ -147,10 +148,10 @@ def _value(text: str, codec: str | None) -> Any:
         return text
 
 
-def _tell(key: str, node: str, sent: int, heard: bool, as_json: bool) -> None:
+def _print(key: str, node: str, sent: int, subscribed: bool, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"key": key, "node": node, "messages": sent, "heard": heard}), flush=True)
+        print(json.dumps({"key": key, "node": node, "messages": sent, "heard": subscribed}), flush=True)
     else:
         messages = f"{sent} message{'s' * (sent != 1)}"
-        listened = "somebody listened" if heard else "nobody listened"
-        print(f"published {messages} on {key}; {listened}", flush=True)
+        subscribers = "there was a subscriber" if subscribed else "there was no subscriber"
+        print(f"published {messages} on {key}; {subscribers}", flush=True)

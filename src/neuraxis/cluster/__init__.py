@@ -1,30 +1,30 @@
-"""Data processing on many processes or machines, by Dask.
+"""Data processing on many processes or machines with Dask.
 
-`DaskCluster` starts workers on this machine or joins a scheduler that runs already; `tensor_to_dask` and
-`dask_to_tensor` turn tensors and arrays into Dask's, and back. Every name loads when it is used, and Dask with it.
+`DaskCluster` starts workers on this machine or connects to a running scheduler. `tensor_to_dask` and `dask_to_tensor`
+convert tensors and arrays to Dask arrays and back. Each name is imported, and Dask with it, when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-from neuraxis.errors import BackendUnavailable
-from neuraxis.lazy import loads_lazily
+__all__ = ["DaskCluster", "dask_to_tensor", "tensor_to_dask"]
 
 if TYPE_CHECKING:
     from neuraxis.cluster.arrays import dask_to_tensor, tensor_to_dask
     from neuraxis.cluster.dask_cluster import DaskCluster
+else:
+    from neuraxis.imports import lazy_names, require
 
-__all__ = ["DaskCluster", "dask_to_tensor", "tensor_to_dask"]
+    def _require_dask() -> None:
+        for needed in ("dask", "distributed"):
+            require(needed, extra="dask", purpose="a Dask cluster")
 
-
-def _require_dask() -> None:
-    for needed in ("dask", "distributed"):
-        if importlib.util.find_spec(needed) is None:
-            raise BackendUnavailable("dask", f"{needed} is not installed", "pip install 'neuraxis[dask]'")
-
-
-__getattr__ = loads_lazily(
-    __name__, {"DaskCluster": "dask_cluster", "dask_to_tensor": "arrays", "tensor_to_dask": "arrays"}, _require_dask
-)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "neuraxis.cluster.arrays": ["dask_to_tensor", "tensor_to_dask"],
+            "neuraxis.cluster.dask_cluster": ["DaskCluster"],
+        },
+        require=_require_dask,
+    )

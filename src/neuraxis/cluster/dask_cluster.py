@@ -1,64 +1,108 @@
-"""A Dask cluster: workers on this machine, or a scheduler that others have started."""
+"""Dask cluster: workers on this machine, or the connection to a running scheduler.
+
+Dask's configuration and log level are global to the process, and each of its clients would restore what it found.
+Clusters that overlap end in any order, so the first to end would take the configuration from the others, and the last
+would restore what another had set. So `_dask_configuration` sets them with the first cluster and restores them after
+the last.
+
+The client and the scheduler run in an event loop thread of the cluster. Dask would start one itself, but leave it
+running if a client cannot connect or loses its scheduler; this one ends with `close`, whatever has happened.
+
+Worker processes are started from that thread and inherit its signal mask: Ctrl-C on a terminal, which reaches all
+processes of a program, must not end one that is still importing modules (see `worker`).
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import logging
 import multiprocessing
+import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, Self
 
 import dask
 from dask.utils import format_bytes
 from distributed import Client, Future, LocalCluster, Security, as_completed
-from distributed.utils import format_dashboard_link
+from distributed.utils import format_dashboard_link, silence_logging_cmgr
+from tornado.ioloop import IOLoop
 
-from neuraxis.cluster.event_loop import EventLoop
+from neuraxis import imports as optional
+from neuraxis.arguments import positive
 from neuraxis.cluster.settings import ClusterSettings, checked_settings
-from neuraxis.cluster.software import unlike, version_there
-from neuraxis.cluster.surroundings import while_a_cluster_runs
 from neuraxis.cluster.waiting import Waiter
+from neuraxis.cluster.worker import describe_mismatches, version_probe
+from neuraxis.deprecation import renamed_arguments
 from neuraxis.errors import ClusterClosed, ClusterError, ClusterTimeout, InvalidArgument, InvalidType
-from neuraxis.network.arguments import positive
 from neuraxis.version import __version__
 
 __all__ = ["DaskCluster"]
 
+_SETTINGS = {
+    # Dask warns about tasks with large data, but tensors are in memory here and sent as they are.
+    "distributed.admin.large-graph-warning-threshold": "1PB",
+    # Dask collections compute on the cluster. A client sets this too, but does not restore it correctly.
+    "scheduler": "dask.distributed",
+}
+
+_lock = threading.Lock()
+_set = ExitStack()
+_users = 0
+_LIMIT_S = 20.0
 _LOOPBACK = "127.0.0.1"
 _CLOSE_S = 20.0
-_RESTART_S = 5.0  # after Dask has given up to start a worker, at the latest
+_RESTART_S = 5.0  # within which Dask starts a worker again, after `timeout`
 _OWN_SCHEDULER = {
-    # It would drop copies that `replicate` and `scatter(broadcast=True)` have made, as soon as nobody uses them.
+    # It would drop copies made by `replicate` and `scatter(broadcast=True)` as soon as no task needs them.
     "distributed.scheduler.active-memory-manager.start": False,
 }
 
 
 class DaskCluster:
-    """Functions run on workers, which are processes on this machine or belong to a scheduler that runs already.
+    """Run functions on worker processes of this machine, or on those of a running Dask scheduler.
+
+    It is a context manager: entering calls `start`, leaving calls `close`. While it runs, Dask collections (arrays,
+    delayed calls) compute on it, too. Worker processes import the file of the main program, so a script must do its
+    work below ``if __name__ == "__main__":``.
+
+    Everything listens on loopback. Dask executes what it receives: anyone who can connect to a scheduler can run code
+    as the user of its workers. On a machine with other users, or to reach further, use TLS (`security`).
+
+    Parameters
+    ----------
+    n_workers : int
+        Number of worker processes to start.
+    threads_per_worker : int
+        Tasks that a process runs concurrently.
+    memory_limit : str, int or None
+        Limit of each worker: "4GB", a number of bytes, "auto" for an even share of the machine's memory, or None. Near
+        the limit a worker spills data to disk; above it, it is restarted.
+    scheduler_address : str, optional
+        Connect to the scheduler at this address ("tcp://127.0.0.1:8786"). Nothing is started then, the arguments above
+        have no effect, and `close` leaves that cluster running.
+    security : distributed.Security or bool, optional
+        TLS keys; True creates temporary keys for this cluster, in memory only.
+    timeout : float
+        Seconds for starting, for moving data and for a reply of the scheduler. Computations have no time limit.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        If an argument is invalid.
+    ClusterError, ClusterTimeout
+        On starting: if workers cannot be started, or no scheduler answers.
+
+    Examples
+    --------
+    ::
 
         with DaskCluster(n_workers=2) as cluster:
             squares = cluster.gather(cluster.map(square, range(10)))
-
-    While it runs, Dask's own collections (arrays, delayed calls) compute on it, too. Worker processes import the main
-    program's file: a script has to do its work below `if __name__ == "__main__":`.
-
-    Everything listens on loopback. Dask runs what it is sent: whoever can connect to a scheduler can run code as the
-    user of its workers. On a machine with other users, or to reach further, use TLS (`security`).
-
-    Args:
-        n_workers: how many processes to start.
-        threads_per_worker: how many tasks a process runs at a time.
-        memory_limit: of each worker ("4GB", a number of bytes, "auto": an even share of the machine's, None: no limit).
-            Near it a worker puts data on disk; above it, it is ended and started again.
-        scheduler_address: join the scheduler at this address ("tcp://127.0.0.1:8786") instead: nothing is started here,
-            the three arguments above mean nothing, and `stop` leaves that cluster as it is.
-        security: Dask's `distributed.Security`, with TLS keys; True: keys made for this cluster, in memory only.
-        timeout: how many seconds starting, moving data and a sign of life from the scheduler may take. Computations
-            take as long as they take.
     """
 
     def __init__(
@@ -74,63 +118,63 @@ class DaskCluster:
         self.settings = checked_settings(
             n_workers, threads_per_worker, memory_limit, scheduler_address, security, timeout
         )
-        self._lock = threading.RLock()  # of starting and stopping
-        self._open = ExitStack()  # what is to be closed, the last first
+        self._lock = threading.RLock()  # for start and close
+        self._open = ExitStack()  # closed in reverse order
         self._client: Client | None = None
         self._waiter: Waiter | None = None
         self._dashboard_link: str | None = None
 
-    # --- to start and to stop ---------------------------------------------------------------------------------
+    # --- start and close --------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the workers, or join the scheduler. Where it runs already: nothing."""
+        """Start the workers, or connect to the scheduler, and return self. Does nothing while it runs."""
         with self._lock:
             if not self.is_running:
-                self.stop()  # what is left of one whose scheduler was lost
+                self.close()  # the remains of a cluster whose scheduler was lost
                 self._start()
         return self
 
     def _start(self) -> None:
         settings = self.settings
         with ExitStack() as opened:
-            opened.enter_context(while_a_cluster_runs())
-            loop = EventLoop()
+            opened.enter_context(_dask_configuration())
+            loop = _EventLoop()
             opened.callback(loop.close)
             own_workers_s = None
             if settings.scheduler_address is None:
                 cluster = self._started_here(loop)
                 own_workers_s = settings.timeout + _RESTART_S
                 opened.callback(cluster.close, timeout=_CLOSE_S)
-                # Our own workers are on this machine: results need not pass through the scheduler.
+                # Own workers are on this machine: results need not pass through the scheduler.
                 client = self._connected(loop, cluster, direct_to_workers=True)
             else:
                 client = self._joined(loop, settings.scheduler_address)
             opened.callback(client.close, timeout=_CLOSE_S)
             waiter = Waiter(client, settings.timeout, own_workers_s)
-            opened.callback(waiter.stop)
+            opened.callback(waiter.close)
             self._dashboard_link = _dashboard_link(client, waiter, settings)
             self._client, self._waiter = client, waiter
             self._open = opened.pop_all()
 
-    def _joined(self, loop: EventLoop, address: str) -> Client:
+    def _joined(self, loop: _EventLoop, address: str) -> Client:
         try:
             return self._connected(loop, address)
         except OSError as error:
             kind = ClusterTimeout if isinstance(error, TimeoutError) else ClusterError
             raise kind(
-                f"scheduler_address={address!r}: no Dask scheduler answers there within {self.settings.timeout:g} s; "
-                f"start one with `dask scheduler --host {_LOOPBACK}` ({error})"
+                f"scheduler_address={address!r}: no Dask scheduler answers there within {self.settings.timeout:g} s. "
+                f"Start one with `dask scheduler --host {_LOOPBACK}` ({error})"
             ) from error
 
-    def _connected(self, loop: EventLoop, to: Any, **options: Any) -> Client:
+    def _connected(self, loop: _EventLoop, to: Any, **options: Any) -> Client:
         settings = self.settings
         return Client(to, loop=loop.io_loop, security=settings.security, timeout=settings.timeout, **options)
 
-    def _started_here(self, loop: EventLoop) -> LocalCluster:
+    def _started_here(self, loop: _EventLoop) -> LocalCluster:
         if getattr(multiprocessing.process.current_process(), "_inheriting", False):
             raise ClusterError(
-                "a worker process imports the file of the main program, which starts a cluster while it is imported: "
-                'put what the program does below `if __name__ == "__main__":`'
+                "a worker process imports the file of the main program, which starts a cluster while it is imported. "
+                'Put the code of the program below `if __name__ == "__main__":`'
             )
         settings = self.settings
         try:
@@ -147,22 +191,29 @@ class DaskCluster:
                     security=settings.security,
                     silence_logs=logging.CRITICAL,
                     death_timeout=settings.timeout,
-                    preload=["neuraxis.cluster.worker_process"],
+                    preload=["neuraxis.cluster.worker"],
                 )
         except (RuntimeError, OSError) as error:
             workers = f"{settings.n_workers} workers of {settings.threads_per_worker} threads"
             if isinstance(error, TimeoutError):
-                raise ClusterTimeout(f"{workers} have not started within {settings.timeout:g} s") from error
+                raise ClusterTimeout(
+                    f"{workers} did not start within {settings.timeout:g} s. Start fewer, or pass a larger timeout"
+                ) from error
             raise ClusterError(f"{workers} could not be started: {error}") from error
 
-    def stop(self) -> None:
-        """End the workers that were started here; one that is busy is given some seconds. Again: does nothing.
+    def close(self) -> None:
+        """Stop the workers that were started here, and close the connection. A second call does nothing.
 
-        Of a cluster that was joined, only the connection is closed, and what was computed for it is forgotten.
+        A busy worker is given some seconds. Of a cluster that runs elsewhere only the connection is closed, and the
+        results of this client are released.
         """
         with self._lock:
             self._client = self._waiter = None
             self._open.close()
+
+    def stop(self) -> None:
+        """Do the same as `close`."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -170,46 +221,47 @@ class DaskCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        self.close()
 
-    # --- what is known of it ----------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and its scheduler is connected."""
+        """True if it was started and its scheduler is connected."""
         client = self._client
         return client is not None and client.status == "running"
 
     @property
     def client(self) -> Client:
-        """Dask's own client, for all that is not here."""
+        """Dask's client, for everything that is not offered here; ClusterClosed if the cluster is not running."""
         return self._running()[0]
 
     def _running(self) -> tuple[Client, Waiter]:
         client, waiter = self._client, self._waiter
         if client is None or waiter is None:
-            raise ClusterClosed("the cluster is not running: call start(), or use it in a with statement")
+            raise ClusterClosed("the cluster is not running. Use it in a with statement, or call start()")
         if client.status != "running":
             raise ClusterError(
-                f"the scheduler at {self.settings.scheduler_address} is gone; start it, and then call start() again"
+                f"the scheduler at {self.settings.scheduler_address} is gone. Start it, and then call start() again"
             )
         return client, waiter
 
     @property
     def scheduler_address(self) -> str:
-        """Where others can join it."""
+        """Address of the scheduler, for other clients."""
         return str(self.client.scheduler.address)
 
     @property
     def dashboard_link(self) -> str | None:
-        """The page on which Dask shows what it does; None where Bokeh, which draws it, is not installed."""
+        """URL of Dask's dashboard; None if Bokeh is not installed."""
         self._running()
         return self._dashboard_link
 
     def get_worker_info(self) -> dict[str, dict[str, Any]]:
-        """By address: `name`, `host`, `threads`, `memory_limit` and `memory` in bytes, `executing` and `last_seen`.
+        """Return what the scheduler knows of each worker, by address. Workers report about once a second.
 
-        It is what the scheduler knows, which workers tell it about once a second.
+        The entries are `name`, `host`, `threads`, `memory_limit` and `memory` in bytes, `executing` (tasks) and
+        `last_seen` (Unix time in seconds).
         """
         client, waiter = self._running()
         known = partial(client.scheduler.identity, n_workers=-1)
@@ -228,73 +280,102 @@ class DaskCluster:
         }
 
     def check_workers(self) -> int:
-        """How many workers there are; ClusterError, with their addresses, if some lack the neuraxis of this program.
+        """Return the number of workers; ClusterError if some lack the neuraxis version of this program.
 
-        Only tasks that use neuraxis need it. A worker that is sent a function of a module that it lacks ends.
+        Only tasks that use neuraxis need it. A worker that receives a function of a module that it lacks ends.
         """
         client, waiter = self._running()
-        ask = partial(client.run, version_there(), on_error="return", asynchronous=True)
+        ask = partial(client.run, version_probe(), on_error="return", asynchronous=True)
         found = waiter.wait("check_workers", ask, self.settings.timeout)
-        wrong = unlike(found)
+        wrong = describe_mismatches(found)
         if wrong:
             raise ClusterError(
                 f"of {len(found)} workers of {client.scheduler.address} some lack neuraxis {__version__}, which this "
-                f"program has: {wrong}; install it there, and start them again"
+                f"program has: {wrong}. Install it there and restart them"
             )
         return len(found)
 
-    # --- to compute -------------------------------------------------------------------------------------------
+    # --- computations -----------------------------------------------------------------------------------------
 
     def submit(self, func: Any, *args: Any, **kwargs: Any) -> Future:
-        """Have `func(*args, **kwargs)` run on a worker. Futures among the arguments are replaced by their results.
+        """Run `func(*args, **kwargs)` on a worker and return a future. Futures among the arguments become results.
 
-        Dask's own options go along (`pure`, `retries`, `workers`, `priority`, ...). A call that was made before with
-        equal arguments is not made again: for a function that is not pure (one that draws random numbers, say), give
-        `pure=False`.
+        Dask's options can be passed along (`pure`, `retries`, `workers`, `priority`, ...). A call with the same
+        arguments as an earlier one reuses its result: pass ``pure=False`` for a function that is not pure.
         """
         return self.client.submit(_callable(func), *args, **kwargs)
 
     def map(self, func: Any, *iterables: Any, **kwargs: Any) -> list[Future]:
-        """Have `func` run on the first, second, ... elements; see `submit` for `kwargs` and for what is not pure."""
+        """Run `func` on the first, second, ... elements and return their futures; see `submit` for `kwargs`.
+
+        Raises
+        ------
+        InvalidArgument, InvalidType
+            If there are no iterables, or one is not iterable.
+        """
         _callable(func)
         if not iterables:
-            raise InvalidArgument("map: what to run the function on is missing: map(func, [1, 2, 3])")
+            raise InvalidArgument("map: there is nothing to map over. Pass an iterable: map(func, [1, 2, 3])")
         for each in iterables:
             if not isinstance(each, Iterable):
-                raise InvalidType(f"map: {each!r} is nothing to go through element by element; for one call, submit it")
-        # Dask wants to know how many there are.
+                raise InvalidType(f"map: {each!r} is not iterable. Use submit for one call")
+        # Dask needs the number of elements.
         return list(self.client.map(func, *map(list, iterables), **kwargs))
 
     def gather(self, futures: Any, timeout: float | None = None) -> Any:
-        """The results of a future, or of futures in lists, tuples, sets and dicts. What a task raised is raised here.
+        """Return the results of a future, or of futures in lists, tuples, sets and dicts.
 
-        It takes as long as the computation does, or at most `timeout` seconds. A worker that dies is no error: others,
-        or one that is started in its place, compute again what it had.
+        If a worker dies, others, or its replacement, compute its results again.
+
+        Parameters
+        ----------
+        futures : Future or nested collection
+            Futures of this cluster.
+        timeout : float, optional
+            Seconds to wait; by default as long as the computation takes.
+
+        Raises
+        ------
+        Exception
+            Whatever a task raised.
+        ClusterTimeout
+            After `timeout` seconds, or if the scheduler does not answer.
+        ClusterError, TaskLost
+            If the scheduler is gone, data were lost, or a task has ended every worker that ran it.
         """
         limit = None if timeout is None else positive(timeout, "timeout")
         if isinstance(futures, Iterator):
             futures = list(futures)
         return self._running()[1].gather("gather", futures, limit)
 
-    def completed(self, futures: Iterable[Future], *, no_workers_s: float | None = None) -> Iterator[Future]:
-        """The futures, in the order in which they finish; also those whose tasks failed.
+    @renamed_arguments(no_workers_s="no_workers_timeout")
+    def completed(self, futures: Iterable[Future], *, no_workers_timeout: float | None = None) -> Iterator[Future]:
+        """Yield the futures in the order in which they finish, including failed ones.
 
-        `no_workers_s`: ClusterTimeout when the cluster has had no worker for so long; by default that is waited
-        out where the workers are somebody else's.
+        Parameters
+        ----------
+        futures : iterable of Future
+            Futures of this cluster.
+        no_workers_timeout : float, optional
+            Seconds without any worker after which ClusterTimeout is raised. By default there is no limit for workers
+            that were started elsewhere.
         """
-        limit = None if no_workers_s is None else positive(no_workers_s, "no_workers_s")
+        limit = None if no_workers_timeout is None else positive(no_workers_timeout, "no_workers_timeout")
+        return self._completed(futures, limit)
+
+    def _completed(self, futures: Iterable[Future], limit: float | None) -> Iterator[Future]:
         order = as_completed(list(futures), loop=self.client.loop)
         while not order.is_empty():
-            future = self._running()[1].wait("completed", lambda: anext(order), no_workers_s=limit)
+            future = self._running()[1].wait("completed", lambda: anext(order), no_workers_timeout=limit)
             if future.cancelled():
-                self.gather(future)  # says why
+                self.gather(future)  # raises the reason
             yield future
 
     def scatter(self, data: Any, broadcast: bool = False) -> Any:
-        """Send data to the workers, as futures for `submit` and `map`: a list or dict is dealt out, element by element.
+        """Send data to the workers and return futures for `submit` and `map`. A list or dict is sent by element.
 
-        `broadcast`: send a copy to every worker. Of what only one worker has, nothing is left when it dies: Dask
-        computes again what was computed, but not what was sent.
+        With `broadcast` every worker gets a copy. Data that only one worker has are lost when it dies: Dask computes
+        results again, but cannot restore data that were sent.
         """
         client, waiter = self._running()
         limit = self.settings.timeout
@@ -302,19 +383,19 @@ class DaskCluster:
         return waiter.wait("scatter", sent, limit)
 
     def replicate(self, future: Any) -> None:
-        """Copy the result of a future, or of several, to every worker, once it is there. What a task raised is raised.
+        """Copy the result of a future, or of several, to every worker when it is ready. Raises what a task raised.
 
-        The scheduler of a cluster that was joined may drop copies again: Dask's memory manager does so, by default,
-        with those that no task needs at the time.
+        The scheduler of a cluster that runs elsewhere may drop copies: by default Dask's memory manager drops those
+        that no task needs.
         """
         futures = [future] if isinstance(future, Future) else list(future)
         client, waiter = self._running()
         waiter.finish("replicate", futures)
         keys = list(dict.fromkeys(one.key for one in futures))
-        # Dask's own client looks at neither what came of the tasks nor what the scheduler answers.
+        # Dask's client ignores both the outcome of the tasks and the scheduler's reply.
         answer = waiter.wait("replicate", partial(client.scheduler.replicate, keys=keys), self.settings.timeout)
         if answer is not None and answer.get("status") == "partial-fail":
-            raise ClusterError(f"replicate: no worker has {answer['keys']} any more; compute or scatter it again")
+            raise ClusterError(f"replicate: no worker has {answer['keys']} any more. Compute or scatter it again")
 
     def __repr__(self) -> str:
         settings = self.settings
@@ -330,12 +411,12 @@ class DaskCluster:
             memory = f"{size if isinstance(size, str) else format_bytes(size)} each"
         workers = f"{settings.n_workers} workers x {settings.threads_per_worker} threads, {memory}"
         link = self.dashboard_link
-        page = f"dashboard {link}" if link else "no dashboard: pip install bokeh"
+        page = f"dashboard {link}" if link else f"no dashboard: {optional.install_command('', 'bokeh')}"
         return f"<DaskCluster {self.scheduler_address}: {workers}; {page}>"
 
 
 def _dashboard_link(client: Client, waiter: Waiter, settings: ClusterSettings) -> str | None:
-    """Asked for once: a client asks its scheduler each time, and waits for the answer without a deadline."""
+    """Query the link once: Dask's client would query the scheduler each time, without a deadline."""
     if settings.scheduler_address is None:
         return str(client.dashboard_link) if _has_bokeh() else None
     known = waiter.wait("start", partial(client.scheduler.identity, n_workers=0), settings.timeout)
@@ -347,10 +428,57 @@ def _dashboard_link(client: Client, waiter: Waiter, settings: ClusterSettings) -
 
 
 def _has_bokeh() -> bool:
-    return importlib.util.find_spec("bokeh") is not None
+    return optional.installed("bokeh")
 
 
 def _callable(func: Any) -> Any:
     if not callable(func):
         raise InvalidType(f"func={func!r}: a function is expected, not {type(func).__name__}")
     return func
+
+
+@contextmanager
+def _dask_configuration() -> Iterator[None]:
+    """Hold Dask's configuration while a cluster runs. Blocks may overlap."""
+    global _users
+    with _lock:
+        if _users == 0:
+            # Errors are raised; Dask would also write them to the terminal.
+            _set.enter_context(silence_logging_cmgr(logging.CRITICAL))
+            _set.enter_context(dask.config.set(_SETTINGS))
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _set.close()
+
+
+class _EventLoop:
+    """Event loop in its own thread, until `close`."""
+
+    io_loop: IOLoop
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="neuraxis-cluster", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_LIMIT_S):
+            raise ClusterError(f"the event loop of the cluster did not start within {_LIMIT_S:g} s. Call start() again")
+
+    async def _run(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            # It would start with the first worker, and starting it unblocks this signal.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._end = asyncio.Event()
+        self.io_loop = IOLoop.current()
+        self._ready.set()
+        await self._end.wait()
+
+    def close(self) -> None:
+        """Stop the loop and cancel its tasks."""
+        self.io_loop.add_callback(self._end.set)
+        self._thread.join(_LIMIT_S)

@@ -1,8 +1,7 @@
-"""What a cluster is made of: a user's arguments, checked when it is made and not when it is started."""
+"""Settings of a cluster, validated when it is created instead of when it is started."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import Any
 from dask.utils import parse_bytes
 from distributed import Security
 
+from neuraxis import imports as optional
+from neuraxis.arguments import positive, whole
 from neuraxis.errors import BackendUnavailable, InvalidArgument, InvalidType
-from neuraxis.network.arguments import positive, whole
+from neuraxis.machine import check_process_count
 
 __all__ = ["ClusterSettings", "checked_settings"]
 
@@ -23,7 +24,7 @@ _KEY_FILES = {"ca_file": "authority's certificate", "cert": "certificate", "key"
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Either `scheduler_address` is None and the rest says what is started here, or it is the scheduler to join."""
+    """Arguments of `DaskCluster`. If `scheduler_address` is set, it is the scheduler to connect to."""
 
     n_workers: int
     threads_per_worker: int
@@ -41,8 +42,11 @@ def checked_settings(
     security: object,
     timeout: object,
 ) -> ClusterSettings:
+    workers = whole(n_workers, "n_workers", 1)
+    if scheduler_address is None:
+        check_process_count(workers, "n_workers")
     return ClusterSettings(
-        n_workers=whole(n_workers, "n_workers", 1),
+        n_workers=workers,
         threads_per_worker=whole(threads_per_worker, "threads_per_worker", 1),
         memory_limit=_memory(memory_limit),
         scheduler_address=_address(scheduler_address, security),
@@ -52,21 +56,19 @@ def checked_settings(
 
 
 def _memory(value: Any) -> str | int | None:
-    """A number of bytes for each worker; "auto": an even share of the machine's; None: no limit."""
+    """Return the memory limit of each worker in bytes; "auto" and None stay."""
     if value is None or value == "auto":
         return value  # type: ignore[no-any-return]
     if isinstance(value, bool) or not isinstance(value, int | str):
         kind = type(value).__name__
-        raise InvalidType(
-            f'memory_limit={value!r}: bytes, a text such as "4GB", "auto" or None is expected, not {kind}'
-        )
+        raise InvalidType(f'memory_limit={value!r}: pass bytes, a string such as "4GB", "auto" or None, not {kind}')
     try:
         size = int(parse_bytes(value))
     except ValueError:
         raise InvalidArgument(
-            f'memory_limit={value!r}: a size such as "4GB" or "512MiB" is expected, or "auto", or None for no limit'
+            f'memory_limit={value!r} is not a size such as "4GB" or "512MiB", "auto", or None for no limit'
         ) from None
-    # Less than this and Dask ends a worker before it has loaded its own modules.
+    # With less Dask ends a worker before it has imported its modules.
     if size < 64 * 2**20:
         raise InvalidArgument(f"memory_limit={value!r}: a worker needs 64MiB or more")
     return size
@@ -76,52 +78,56 @@ def _address(value: Any, security: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidType(f"scheduler_address={value!r}: text is expected, not {type(value).__name__}")
+        raise InvalidType(f"scheduler_address={value!r}: pass a string, not {type(value).__name__}")
     found = _ADDRESS.fullmatch(value)
     if found is None or not 0 < int(found["port"]) < 2**16:
-        raise InvalidArgument(f'scheduler_address={value!r}: an address such as "tcp://127.0.0.1:8786" is expected')
+        raise InvalidArgument(f'scheduler_address={value!r} is not an address such as "tcp://127.0.0.1:8786"')
     if found["scheme"] is None:
         return f"{'tls' if security else 'tcp'}://{value}"
     if found["scheme"] not in _SCHEMES:
-        raise InvalidArgument(f"scheduler_address={value!r}: Dask knows {', '.join(_SCHEMES)}")
-    if found["scheme"] == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
+        raise InvalidArgument(f"scheduler_address={value!r}: the scheme must be one of {', '.join(_SCHEMES)}")
+    if found["scheme"] == "ucx" and not optional.installed("distributed_ucxx"):
         reason = f"scheduler_address={value!r}: distributed-ucxx, which brings ucx://, is not installed"
         raise BackendUnavailable(
-            "dask", reason, "pip install distributed-ucxx-cu13 (or -cu12), or use tcp:// or tls://"
+            "dask",
+            reason,
+            f"{optional.install_command('', 'distributed-ucxx-cu13')} (or -cu12), or use tcp:// or tls://",
         )
     if found["scheme"] == "tls" and not security:
-        raise InvalidArgument(f"scheduler_address={value!r}: keys are needed: security=distributed.Security(...)")
+        raise InvalidArgument(
+            f"scheduler_address={value!r}: tls:// needs keys. Pass security=distributed.Security(...)"
+        )
     if found["scheme"] == "tcp" and getattr(security, "require_encryption", False):
-        raise InvalidArgument(f"scheduler_address={value!r}: with keys it begins with tls://")
+        raise InvalidArgument(f"scheduler_address={value!r}: with keys the address must begin with tls://")
     return value
 
 
 def _security(value: Any, address: object) -> Security | None:
-    """Dask's own `Security`; True: keys made for this cluster, which exist in memory only."""
+    """Return Dask's `Security`; True creates temporary keys in memory."""
     if value is None or value is False:
         return None
     if value is not True:
         if not isinstance(value, Security):
-            raise InvalidType(
-                f"security={value!r}: a distributed.Security is expected, or True, not {type(value).__name__}"
-            )
+            raise InvalidType(f"security={value!r}: pass a distributed.Security or True, not {type(value).__name__}")
         if address is None and not value.require_encryption:
             raise InvalidArgument(
-                f"security={value!r}: it lets others in without keys; give it require_encryption=True"
+                f"security={value!r} accepts connections without keys. Create it with require_encryption=True"
             )
         _check_keys(value, ("client",) if address is not None else ("client", "scheduler", "worker"))
         return value
     if address is not None:
-        raise InvalidArgument("security=True: makes keys for a new cluster; to join one, give the Security of that one")
+        raise InvalidArgument(
+            "security=True creates keys for a new cluster. To connect to a running one, pass its Security"
+        )
     try:
         return Security.temporary()
     except ImportError as error:
         raise BackendUnavailable("dask", f"keys are made with the package cryptography ({error})",
-                                 "pip install 'neuraxis[security]'") from error  # fmt: skip
+                                 optional.install_command("security")) from error  # fmt: skip
 
 
 def _check_keys(security: Security, roles: tuple[str, ...]) -> None:
-    """Dask would read them at each connection, and what is wrong with them would look like a scheduler that is gone."""
+    """Check the keys once. Dask would read them at each connection, and report an error as a lost scheduler."""
     for role in roles:
         files = security.get_tls_config_for_role(role)
         for what, path in files.items():
@@ -133,4 +139,4 @@ def _check_keys(security: Security, roles: tuple[str, ...]) -> None:
             names = ", ".join(str(files[what]) for what in _KEY_FILES if files.get(what) and "\n" not in files[what])
             raise InvalidArgument(f"security: the keys of the {role} cannot be used ({error}): {names}") from error
         if made is None and security.require_encryption:
-            raise InvalidArgument(f"security: the {role} has no certificate, or no authority to know others by")
+            raise InvalidArgument(f"security: the {role} has no certificate, or no CA certificate to verify others")

@@ -1,22 +1,14 @@
-"""Ranks that move together: a fixed group, collectives, lockstep.
+"""Collectives: a fixed group of ranks that call the same operations in the same order.
 
 `DistributedContext` makes this process a rank; `Communicator` is a group of ranks; the functions of
-`neuraxis.distributed` are its methods, flat. A `Backend` moves the data: `shm` between the processes of one host,
-`gloo` and `nccl` through torch, `mpi` through mpi4py, `local` for one rank. Every name loads when it is used.
+`neuraxis.distributed` call its methods. A `Backend` moves the data: `shm` between the processes of one host, `gloo` and
+`nccl` through torch, `mpi` through mpi4py, `local` for one rank; `BACKENDS` lists the names. Every
+name loads on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from neuraxis.lazy import loads_lazily
-
-if TYPE_CHECKING:
-    from neuraxis.comm.communicator import Communicator
-    from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
-    from neuraxis.comm.nonmember import NonMember
-    from neuraxis.comm.reduction import ReduceOp
-    from neuraxis.comm.work import Work
 
 __all__ = [
     "BACKENDS",
@@ -29,16 +21,22 @@ __all__ = [
     "init_distributed",
 ]
 
-__getattr__ = loads_lazily(
-    __name__,
-    {
-        "BACKENDS": "context",
-        "Communicator": "communicator",
-        "DistributedContext": "context",
-        "NonMember": "nonmember",
-        "ReduceOp": "reduction",
-        "Work": "work",
-        "current_context": "context",
-        "init_distributed": "context",
-    },
-)
+if TYPE_CHECKING:
+    from neuraxis.comm.backends.base import NonMember
+    from neuraxis.comm.communicator import Communicator
+    from neuraxis.comm.context import BACKENDS, DistributedContext, current_context, init_distributed
+    from neuraxis.comm.operations import Work
+    from neuraxis.comm.reduction import ReduceOp
+else:
+    from neuraxis.imports import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "neuraxis.comm.backends.base": ["NonMember"],
+            "neuraxis.comm.communicator": ["Communicator"],
+            "neuraxis.comm.context": ["BACKENDS", "DistributedContext", "current_context", "init_distributed"],
+            "neuraxis.comm.operations": ["Work"],
+            "neuraxis.comm.reduction": ["ReduceOp"],
+        },
+    )

@@ -1,41 +1,44 @@
-"""A user's array as what a backend needs: contiguous memory with an address and an element type.
+"""Users' arguments as backends need them: arrays as contiguous memory, roots as group ranks.
 
-NumPy arrays and torch tensors become a `Buffer` without a copy where their memory is contiguous and where the
-backend can reach it. Otherwise the buffer holds a contiguous copy, and `write_back` carries the result to
-where the user wants it. torch is never imported here: whoever hands in a tensor has imported it already.
+A NumPy array or torch tensor becomes a `Buffer` without a copy if its memory is contiguous and the backend can access
+it. Otherwise the buffer holds a contiguous copy, and `write_back` copies the result into the user's array. torch is
+never imported here: a caller that passes a tensor has imported it.
+
+`Arguments` raises every argument error here, before anything is sent, so a wrong call does not damage the group.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from neuraxis.comm.array_kernels import address_of_array, array_layout_is_known
-from neuraxis.comm.reduction import ElementType, element_type_of
+from neuraxis import imports as optional
+from neuraxis.comm.backends.shm.array_kernels import address_of_array, array_layout_is_known
+from neuraxis.comm.reduction import ElementType, ReduceOp, element_type_of
 from neuraxis.errors import InvalidArgument, InvalidType
 
-__all__ = ["Buffer", "address_of", "buffer_of"]
+__all__ = ["Arguments", "Buffer", "address_of", "buffer_of", "reduce_op_of"]
 
-# How an element type without a NumPy dtype of its own is held in NumPy memory.
+# NumPy dtypes that hold element types which NumPy lacks.
 _CARRIERS = {ElementType.BFLOAT16: np.dtype(np.uint16), ElementType.COMPLEX32: np.dtype((np.uint16, 2)).base}
 
 
 class Buffer(msgspec.Struct):
     """Contiguous memory of one array: an address, and `count` elements of type `element`.
 
-    A msgspec struct because it is made for every argument of every call, and those are quick to make.
+    A msgspec struct because every call makes one for each argument, and those are fast to make.
     """
 
     address: int
     count: int
     item_bytes: int
     element: ElementType
-    memory: Any  # what owns the memory: the user's array, or a contiguous copy of it
-    origin: Any  # the user's array where `memory` is a copy, else None
+    memory: Any  # owner of the memory: the user's array, or a contiguous copy of it
+    origin: Any  # the user's array if `memory` is a copy, else None
 
     @property
     def nbytes(self) -> int:
@@ -43,11 +46,11 @@ class Buffer(msgspec.Struct):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the memory is the CPU's."""
+        """True if the memory is not a GPU's."""
         return not getattr(self.memory, "is_cuda", False)
 
     def write_back(self) -> None:
-        """Carry the content to the user's array, if this buffer is a copy of it."""
+        """Copy the content into the user's array, if this buffer is a copy of it."""
         if self.origin is None:
             return
         if isinstance(self.origin, np.ndarray):
@@ -55,30 +58,30 @@ class Buffer(msgspec.Struct):
         else:
             memory = self.memory
             if isinstance(memory, np.ndarray):
-                memory = sys.modules["torch"].from_numpy(memory)
-            with sys.modules["torch"].no_grad():
+                memory = _torch().from_numpy(memory)
+            with _torch().no_grad():
                 self.origin.copy_(memory.view(self.origin.shape))
 
     def bytes(self) -> np.ndarray:
-        """The memory as a flat array of bytes that shares it."""
+        """Return the memory as a flat array of bytes that shares it."""
         if self.nbytes == 0:
             return np.empty(0, np.uint8)
         memory = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        memory.owner = self.memory  # type: ignore[attr-defined]  # what is under way in a library keeps it alive
+        memory.owner = self.memory  # type: ignore[attr-defined]  # alive while a library uses the array
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def numpy(self) -> np.ndarray:
-        """The memory as a flat NumPy array of its elements (bfloat16 as uint16, what NumPy lacks as bytes)."""
+        """Return the memory as a flat NumPy array (bfloat16 as uint16, types that NumPy lacks as bytes)."""
         if self.element in (ElementType.OPAQUE, ElementType.COMPLEX32):
             return self.bytes()
         carrier = _CARRIERS.get(self.element) or np.dtype(self.element.label)
         return self.bytes().view(carrier)
 
     def torch(self) -> Any:
-        """The memory as a flat torch tensor of its elements (what torch lacks as bytes)."""
-        torch = sys.modules["torch"]
+        """Return the memory as a flat torch tensor (types that torch lacks as bytes)."""
+        torch = _torch()
         if isinstance(self.memory, torch.Tensor):
-            # Not view(-1): a single element may keep a stride that further views stumble over.
+            # Not view(-1): a single element may keep a stride with which further views fail.
             return self.memory.detach().as_strided((self.count,), (1,))
         dtype = {
             ElementType.BFLOAT16: torch.bfloat16,
@@ -89,25 +92,30 @@ class Buffer(msgspec.Struct):
         return flat.view(dtype)
 
 
-def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Buffer:
-    """A buffer over `value`; `what` names the argument in errors, `writes` says that the call will write it.
+def _torch() -> Any:
+    return optional.require("torch", extra="torch", purpose="a tensor")
 
-    `device` is where the backend needs the memory: "cpu", or a torch device such as "cuda:0".
+
+def buffer_of(value: Any, what: str, *, writes: bool, device: str = "cpu") -> Buffer:
+    """Return a buffer over an array.
+
+    `what` names the argument in errors, `writes` is True if the call writes to it, and `device` is where the backend
+    needs the memory: "cpu", or a torch device such as "cuda:0".
     """
     if type(value) is np.ndarray and device == "cpu":
         known = _PLAIN.get(value.dtype)
         if known is not None and (not writes or value.flags.writeable):
             address = address_of(value)
-            if address:  # contiguous, so there is nothing more to do
+            if address:  # contiguous: no copy needed
                 return Buffer(address, value.size, known[0], known[1], value, None)
     if isinstance(value, np.ndarray):
         return _buffer_of_numpy(value, what, writes, device)
-    torch = sys.modules.get("torch")
+    torch = optional.loaded("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _buffer_of_tensor(torch, value, what, device)
     raise InvalidType(
         f"{what} must be a NumPy array or a torch tensor, not {type(value).__name__}"
-        + (" (the object forms, such as all_gather_object, take any value)" if not isinstance(value, list) else "")
+        + (". Use the object collectives, such as all_gather_object" if not isinstance(value, list) else "")
     )
 
 
@@ -120,7 +128,7 @@ _PLAIN: dict[np.dtype, tuple[int, ElementType]] = {
 
 
 def address_of(array: np.ndarray) -> int:
-    """The address of an array's data; 0 if it is not C-contiguous."""
+    """Return the address of an array's data; 0 if it is not C-contiguous."""
     if array_layout_is_known():
         return address_of_array(id(array))
     return int(array.ctypes.data) if array.flags.c_contiguous else 0
@@ -129,14 +137,16 @@ def address_of(array: np.ndarray) -> int:
 def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) -> Buffer:
     dtype = value.dtype
     if writes and not value.flags.writeable:
-        raise InvalidArgument(f"{what} is read-only, and this rank's result would be written to it")
+        raise InvalidArgument(
+            f"{what} is read-only, and the result of this rank is written to it. Pass a writable array"
+        )
     memory, origin = value, None
     if not (value.flags.c_contiguous and dtype.isnative):
         dtype = dtype.newbyteorder("=")
         memory, origin = np.ascontiguousarray(value, dtype=dtype), value
     element = element_type_of(dtype)
     if device != "cpu":
-        torch = sys.modules["torch"]
+        torch = _torch()
         on_device = torch.from_numpy(memory if memory.flags.writeable else memory.copy()).to(device)
         return Buffer(
             on_device.data_ptr(),
@@ -151,7 +161,7 @@ def _buffer_of_numpy(value: np.ndarray, what: str, writes: bool, device: str) ->
 
 def _buffer_of_tensor(torch: Any, value: Any, what: str, device: str) -> Buffer:
     if value.layout is not torch.strided:
-        raise InvalidType(f"{what} must be a dense tensor, not one of layout {value.layout}; use .to_dense()")
+        raise InvalidType(f"{what} must be a dense tensor, not one of layout {value.layout}. Use .to_dense()")
     reachable = value.is_cpu if device == "cpu" else value.device == torch.device(device)
     if reachable and value.is_contiguous() and not value.is_conj() and not value.is_neg():
         memory, origin = value, None
@@ -180,3 +190,143 @@ def _as_numpy(memory: Any) -> np.ndarray:
         return memory
     array: np.ndarray = memory.cpu().numpy()
     return array
+
+
+Buffers = list[Buffer]  # `Arguments.list` hides the built-in within the class
+
+
+class Arguments:
+    """Argument checks for one rank of one group; `device` is where its backend needs arrays to be."""
+
+    def __init__(self, rank: int, ranks: Sequence[int], device: str) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self.ranks = tuple(ranks)
+        self.device = device
+        self._group_rank = {world: group for group, world in enumerate(ranks)}
+
+    def buffer(self, value: Any, what: str, *, writes: bool) -> Buffer:
+        """Return a buffer over an array argument; `what` names it in errors."""
+        return buffer_of(value, what, writes=writes, device=self.device)
+
+    def root(self, what: str, world: int | None, group: int | None) -> int:
+        """Return the group rank of the root, given as a world rank or a group rank (default: world rank 0)."""
+        if world is not None and group is not None:
+            raise InvalidArgument(f"{what} and group_{what} are both given. Give only one")
+        if group is not None:
+            if not 0 <= group < self.size:
+                raise InvalidArgument(f"group_{what}={group} is not a rank of this group of {self.size}")
+            return int(group)
+        rank = self._group_rank.get(0 if world is None else world)
+        if rank is None:
+            given = f"{what}={world}" if world is not None else f"{what}=0 (the default)"
+            raise InvalidArgument(
+                f"{given} is not a member of this group, whose world ranks are {list(self.ranks)}. Give one of them, "
+                f"or group_{what}, a rank within the group"
+            )
+        return rank
+
+    def peer(self, what: str, world: int | None, group: int | None) -> int:
+        """Return the group rank of the other side, given as a world rank or a group rank."""
+        if world is None and group is None:
+            raise InvalidArgument(f"{what} (a world rank) or group_{what} must be given")
+        return self.root(what, world, group)
+
+    def check_length(self, what: str, values: Sequence[Any] | None) -> None:
+        """Raise unless a list has one element per rank."""
+        if values is None:
+            raise InvalidArgument(f"{what} must be given on this rank")
+        if not isinstance(values, (list, tuple)):
+            raise InvalidType(f"{what} must be a list with one element per rank, not {type(values).__name__}")
+        if len(values) != self.size:
+            raise InvalidArgument(f"{what} has {len(values)} elements; the group has {self.size} ranks")
+
+    def list(self, what: str, values: Sequence[Any], example: Buffer | None, *, writes: bool) -> Buffers:
+        """Return buffers over a list with one array per rank, of the dtype of `example`."""
+        self.check_length(what, values)
+        buffers = []
+        for value in values:
+            try:
+                buffers.append(buffer_of(value, "", writes=writes, device=self.device))
+            except (InvalidArgument, InvalidType):
+                buffer_of(value, f"{what}[{len(buffers)}]", writes=writes, device=self.device)  # raises with the name
+                raise
+        if example is not None:
+            self.list_dtypes(what, buffers, example)
+        return buffers
+
+    def root_list(
+        self, what: str, values: Sequence[Any] | None, root: int, example: Buffer, *, writes: bool
+    ) -> Buffers:
+        """Return buffers over a list that only the root gives; an empty list on the others."""
+        if self.rank == root:
+            if values is None:
+                raise InvalidArgument(f"{what} must be given on the root, rank {self.ranks[root]}")
+            buffers = self.list(what, values, example, writes=writes)
+            if buffers[root].count != example.count:
+                raise InvalidArgument(
+                    f"{what}[{root}] has {buffers[root].count} elements and this rank's tensor {example.count}"
+                )
+            return buffers
+        if values:
+            raise InvalidArgument(
+                f"{what} is for the root, rank {self.ranks[root]}, and this is rank {self.ranks[self.rank]}. Give None"
+            )
+        return []
+
+    def list_dtypes(self, what: str, buffers: Sequence[Buffer], example: Buffer) -> None:
+        """Raise unless all buffers have the dtype of `example`."""
+        for index, buffer in enumerate(buffers):
+            if buffer.element is not example.element or buffer.item_bytes != example.item_bytes:
+                raise InvalidType(
+                    f"{what}[{index}] has dtype {buffer.element.label} and the other side {example.element.label}. "
+                    "Convert one of them: the dtypes must be the same"
+                )
+
+    def equal_parts(self, what: str, whole: Buffer, part: Buffer) -> Buffers:
+        """Split one array into one part per rank, each like `part`."""
+        self.list_dtypes(what, [whole], part)
+        if whole.count != part.count * self.size:
+            raise InvalidArgument(
+                f"{what} has {whole.count} elements; it needs {self.size} times the {part.count} of one rank"
+            )
+        return [_part(whole, index * part.count, part.count) for index in range(self.size)]
+
+    def parts(self, what: str, whole: Buffer, value: Any, splits: Sequence[int] | None) -> Buffers:
+        """Split one array along its first dimension into one part per rank."""
+        rows = int(value.shape[0]) if len(value.shape) else 1
+        if splits is None or len(splits) == 0:
+            if rows % self.size:
+                raise InvalidArgument(
+                    f"{what} has {rows} rows, which {self.size} ranks cannot share equally. Give split sizes"
+                )
+            length = whole.count // self.size
+            return [_part(whole, index * length, length) for index in range(self.size)]
+        splits = [int(length) for length in splits]
+        self.check_length(f"{what}_split_sizes", splits)
+        if sum(splits) != rows or min(splits) < 0:
+            raise InvalidArgument(f"{what}_split_sizes {splits} do not add up to {rows} rows")
+        row_count = whole.count // rows if rows else 0
+        parts, start = [], 0
+        for length in splits:
+            parts.append(_part(whole, start, length * row_count))
+            start += length * row_count
+        return parts
+
+
+def _part(whole: Buffer, start: int, count: int) -> Buffer:
+    memory = whole.memory
+    if not isinstance(memory, np.ndarray) and memory is not None:
+        memory = whole.torch()[start : start + count]
+    return Buffer(whole.address + start * whole.item_bytes, count, whole.item_bytes, whole.element, memory, None)
+
+
+def reduce_op_of(op: Any) -> ReduceOp:
+    """Return a ReduceOp as it is, or the one that has the name of torch's."""
+    if isinstance(op, ReduceOp):
+        return op
+    name = getattr(op, "name", None) or str(op).rpartition(".")[2]
+    try:
+        return ReduceOp[name]
+    except KeyError:
+        raise InvalidType(f"op must be a ReduceOp ({', '.join(o.name for o in ReduceOp)}), not {op!r}") from None

@@ -1,44 +1,88 @@
-"""A group of ranks and what they can do together: the API that users meet.
+"""The communicator: a group of ranks with collectives and point-to-point messages.
 
-Signatures are those of `torch.distributed`: in place, `src` and `dst` in world ranks (`group_src`, `group_dst`
-in group ranks), `op`, `async_op`. Arrays are NumPy arrays or torch tensors. Here arguments are checked and turned
-into buffers, calls are put in order, and failures are remembered; moving the data is the backend's affair.
+Signatures follow `torch.distributed`: results are written in place, `src` and `dst` are world ranks, `group_src` and
+`group_dst` ranks within the group. Arrays are NumPy arrays or torch tensors.
+
+A call takes three steps. The communicator checks the arguments and turns them into buffers (`buffers`), the dispatcher
+runs the calls of a group one at a time and remembers a failure (`operations`), and the backend moves the data
+(`backends`). Synchronous calls on plain NumPy arrays skip the first two steps where the backend has a fast path.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
 
-from neuraxis.comm.arguments import Arguments, reduce_op_of
-from neuraxis.comm.backend import Backend
-from neuraxis.comm.buffers import buffer_of
-from neuraxis.comm.calls import CallOrder
-from neuraxis.comm.nonmember import NonMember
-from neuraxis.comm.object_forms import ObjectForms
-from neuraxis.comm.objects import decode, encode
+from neuraxis.comm.backends.base import Backend, Exchange, NonMember, Request
+from neuraxis.comm.buffers import Arguments, buffer_of, reduce_op_of
+from neuraxis.comm.docstrings import complete_docstring
+from neuraxis.comm.object_collectives import ObjectCollectives
+from neuraxis.comm.operations import CallDispatcher, TransferWork, Work
 from neuraxis.comm.reduction import ReduceOp, check_reducible
-from neuraxis.comm.work import TransferWork, Work
-from neuraxis.errors import CollectiveMismatch, InvalidArgument, NeuraxisError
+from neuraxis.deprecation import renamed_members
+from neuraxis.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    InvalidArgument,
+    MonitoredBarrierTimeout,
+    NeuraxisError,
+)
+from neuraxis.wire.objects import decode, encode
 
-__all__ = ["Communicator"]
+__all__ = ["BackendFactory", "Communicator"]
 
-_SETUP_TAG = 32767  # for the messages with which a group is set up: the largest tag that every MPI allows
+BackendFactory = Callable[[int, Exchange, Sequence[int], float, bool | None], Backend]
+"""Factory of a group's backend: (rank in the group, exchange between its ranks, their world ranks, timeout in seconds,
+check_calls) -> backend."""
+
+_BARRIER_TAG = 32766
+_SETUP_TAG = 32767  # for the messages that set up a group; the largest tag that every MPI allows
 
 
-class Communicator(ObjectForms):
-    """A group of ranks that move together.
+@renamed_members(destroy="close", say_farewell="send_last_message")
+class Communicator(ObjectCollectives):
+    """A group of ranks that call the same collectives in the same order.
 
-    Attributes:
-        rank: this process's rank within the group.
-        size: how many ranks the group has.
-        ranks: their ranks in the world, in group order.
-        backend_name: which backend carries it ("shm", "gloo", "nccl", "mpi", "local").
-        timeout: the deadline of each call, in seconds.
+    `DistributedContext` makes the communicator of all ranks (`context.world`), and `new_group` those of some ranks.
+    Every method that takes `async_op` returns None when it is False, after the operation has completed on this rank;
+    when it is True it returns a `Work` at once, and the arrays must not be used until the work has completed.
+
+    An operation raises `InvalidArgument` or `InvalidType`, before anything is sent, if its arguments are wrong;
+    `PeerLost` if a rank that it needs has died or left; `CollectiveTimeout` if a rank did not arrive within `timeout`;
+    and `CollectiveMismatch` if the ranks made different calls. A group in which a collective has failed in one of the
+    last three ways can only be closed. Leaving the `with` block of a group closes it, or aborts it after an exception.
+
+    Attributes
+    ----------
+    rank : int
+        Rank of this process within the group.
+    size : int
+        Number of ranks in the group.
+    ranks : tuple of int
+        World ranks of the members, in group order.
+    backend_name : str
+        "shm", "gloo", "nccl", "mpi" or "local".
+    timeout : float
+        Deadline of each call, in seconds.
+    name : str
+        Name of the group in errors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neuraxis.distributed as dist
+    >>> with dist.DistributedContext("local") as context:
+    ...     group = context.new_group([0])
+    ...     values = np.array([1.0, 2.0])
+    ...     group.all_reduce(values)
+    ...     group
+    <Communicator world > ranks 0: rank 0 of 1 over local, open>
     """
 
     def __init__(
@@ -50,7 +94,7 @@ class Communicator(ObjectForms):
         allow_pickle: bool = False,
         family: weakref.WeakSet[Communicator] | None = None,
     ) -> None:
-        # A group and all that were made from it: they end together.
+        # The world and all groups made from it; shutting the context down closes them together.
         self.family: weakref.WeakSet[Communicator] = weakref.WeakSet() if family is None else family
         self.family.add(self)
         self.backend_name = backend.name
@@ -60,8 +104,9 @@ class Communicator(ObjectForms):
         self.timeout = timeout
         self.name = name
         self.allow_pickle = allow_pickle
+        self._barrier_sends: list[Work] = []
         self._arguments = Arguments(backend.rank, self.ranks, backend.device)
-        self._calls = CallOrder(backend, name)
+        self._calls = CallDispatcher(backend, name)
         self._roots: dict[int | None, int] = {world: group for group, world in enumerate(self.ranks)}
         if 0 in self._roots:
             self._roots[None] = self._roots[0]  # the default root is world rank 0
@@ -70,19 +115,21 @@ class Communicator(ObjectForms):
         state = "closed" if self._calls.closed else "failed" if self.failed else "open"
         return f"<Communicator {self.name}: rank {self.rank} of {self.size} over {self.backend_name}, {state}>"
 
-    # --- the patterns ---------------------------------------------------------------------------
+    # --- collectives ----------------------------------------------------------------------------
 
+    @complete_docstring()
     def all_reduce(self, tensor: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False) -> Work | None:
-        """Reduce `tensor` over all ranks; every rank gets the result, in place."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
-            if ways.all_reduce(tensor, op):
+        """Reduce `tensor` over all ranks, in place on every rank."""
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
+            if fast.all_reduce(tensor, op):
                 return None
         op = reduce_op_of(op)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         check_reducible(buffer.element, op, "all_reduce")
         return self._calls.call("all_reduce", buffer, op, written=[buffer], async_op=async_op)
 
+    @complete_docstring()
     def reduce(
         self,
         tensor: Any,
@@ -91,11 +138,11 @@ class Communicator(ObjectForms):
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
-        """Reduce over all ranks into `tensor` on rank `dst`; the other ranks' tensors stay as they are."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
-            root = self._short_root(dst, group_dst)
-            if root is not None and ways.reduce(tensor, op, root):
+        """Reduce `tensor` over all ranks, in place on rank `dst` only; other ranks' tensors do not change."""
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and type(op) is ReduceOp and not async_op:
+            root = self._known_root(dst, group_dst)
+            if root is not None and fast.reduce(tensor, op, root):
                 return None
         root = self._arguments.root("dst", dst, group_dst)
         op = reduce_op_of(op)
@@ -104,27 +151,70 @@ class Communicator(ObjectForms):
         written = [buffer] if self.rank == root else []
         return self._calls.call("reduce", buffer, op, root, written=written, async_op=async_op)
 
+    @complete_docstring()
     def broadcast(
         self, tensor: Any, src: int | None = None, async_op: bool = False, group_src: int | None = None
     ) -> Work | None:
-        """Every rank's `tensor` becomes that of rank `src`."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and not async_op:
-            root = self._short_root(src, group_src)
-            if root is not None and ways.broadcast(tensor, root):
+        """Copy `tensor` of rank `src` into `tensor` of every other rank."""
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and not async_op:
+            root = self._known_root(src, group_src)
+            if root is not None and fast.broadcast(tensor, root):
                 return None
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=self.rank != root)
         written = [buffer] if self.rank != root else []
         return self._calls.call("broadcast", buffer, root, written=written, async_op=async_op)
 
+    @complete_docstring()
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Wait until every rank of the group has come here."""
-        ways = self._calls.short_ways
-        if ways is not None and not async_op and ways.barrier():
+        """Wait until every rank of the group has called `barrier`."""
+        fast = self._calls.fast_path
+        if fast is not None and not async_op and fast.barrier():
             return None
         return self._calls.call("barrier", async_op=async_op)
 
+    def monitored_barrier(self, timeout: float | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank of the group has called this; the error on the first rank names the missing ones.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Deadline in seconds, by default the group's.
+        wait_all_ranks : bool, default False
+            Wait for all ranks until the deadline and name every missing one, instead of only the first.
+
+        Raises
+        ------
+        MonitoredBarrierTimeout
+            On the first rank: ranks are missing. On the others: the first rank did not release them in time.
+        PeerLost
+            A rank died.
+        """
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        if self.rank == 0:
+            self._lead_barrier(limit, deadline, wait_all_ranks)
+            return
+        first, me = self.ranks[0], self.ranks[self.rank]
+        echoed: set[int] = set()
+        try:
+            while True:
+                number = self._recv_at_barrier(0, deadline)
+                if -number in echoed:
+                    return
+                if number > 0:
+                    self._send_at_barrier(number, 0)
+                    echoed.add(number)
+        except CollectiveTimeout as error:
+            raise MonitoredBarrierTimeout(
+                f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank {first}. See the error of rank {first}, which names the missing ranks",
+                rank=first,
+                operation="monitored_barrier",
+            ) from error
+
+    @complete_docstring()
     def gather(
         self,
         tensor: Any,
@@ -133,26 +223,44 @@ class Communicator(ObjectForms):
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
-        """Collect every rank's `tensor` in `gather_list` on rank `dst`; the others give no list."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and not async_op:
-            root = self._short_root(dst, group_dst)
-            if root is not None and ways.gather(tensor, gather_list, root):
+        """Collect every rank's `tensor` in `gather_list` on rank `dst`.
+
+        Parameters
+        ----------
+        tensor : numpy.ndarray or torch.Tensor
+            This rank's contribution; lengths may differ between ranks.
+        gather_list : list of arrays, optional
+            On the root: one array per rank, of the dtype and length of that rank's tensor. None on other ranks.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and not async_op:
+            root = self._known_root(dst, group_dst)
+            if root is not None and fast.gather(tensor, gather_list, root):
                 return None
         root = self._arguments.root("dst", dst, group_dst)
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.root_list("gather_list", gather_list, root, buffer, writes=True)
         return self._calls.call("gather", buffer, outputs, root, written=outputs, async_op=async_op)
 
+    @complete_docstring()
     def all_gather(self, tensor_list: Sequence[Any], tensor: Any, async_op: bool = False) -> Work | None:
-        """Collect every rank's `tensor` in `tensor_list` on every rank."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and not async_op and ways.all_gather(tensor_list, tensor):
+        """Collect every rank's `tensor` in `tensor_list` on every rank.
+
+        Parameters
+        ----------
+        tensor_list : list of arrays
+            One array per rank, of the dtype and length of that rank's tensor.
+        tensor : numpy.ndarray or torch.Tensor
+            This rank's contribution; lengths may differ between ranks.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and not async_op and fast.all_gather(tensor_list, tensor):
             return None
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         outputs = self._arguments.list("tensor_list", tensor_list, buffer, writes=True)
         return self._calls.call("all_gather", outputs, buffer, written=outputs, async_op=async_op)
 
+    @complete_docstring()
     def scatter(
         self,
         tensor: Any,
@@ -161,36 +269,61 @@ class Communicator(ObjectForms):
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Work | None:
-        """Rank i gets the i-th of `scatter_list` from rank `src` into `tensor`; the others give no list."""
-        ways = self._calls.short_ways
-        if ways is not None and type(tensor) is ndarray and not async_op:
-            root = self._short_root(src, group_src)
-            if root is not None and ways.scatter(tensor, scatter_list, root):
+        """Send the i-th array of `scatter_list` on rank `src` to rank i, into its `tensor`.
+
+        Parameters
+        ----------
+        tensor : numpy.ndarray or torch.Tensor
+            Receives this rank's part; lengths may differ between ranks.
+        scatter_list : list of arrays, optional
+            On the root: one array per rank. None on other ranks.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(tensor) is ndarray and not async_op:
+            root = self._known_root(src, group_src)
+            if root is not None and fast.scatter(tensor, scatter_list, root):
                 return None
         root = self._arguments.root("src", src, group_src)
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         inputs = self._arguments.root_list("scatter_list", scatter_list, root, buffer, writes=False)
         return self._calls.call("scatter", buffer, inputs, root, written=[buffer], async_op=async_op)
 
+    @complete_docstring()
     def all_to_all(
         self, output_tensor_list: Sequence[Any], input_tensor_list: Sequence[Any], async_op: bool = False
     ) -> Work | None:
-        """Send the i-th input to rank i and receive its piece for us as the i-th output; lengths may differ."""
-        ways = self._calls.short_ways
-        if ways is not None and not async_op and ways.all_to_all(output_tensor_list, input_tensor_list):
+        """Send the i-th input to rank i, and receive the i-th output from rank i.
+
+        Parameters
+        ----------
+        output_tensor_list, input_tensor_list : list of arrays
+            One array per rank, all of one dtype. Lengths may differ, but what rank i sends to rank j must be as long
+            as what rank j expects from rank i.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and not async_op and fast.all_to_all(output_tensor_list, input_tensor_list):
             return None
         inputs = self._arguments.list("input_tensor_list", input_tensor_list, None, writes=False)
         outputs = self._arguments.list("output_tensor_list", output_tensor_list, inputs[0], writes=True)
         self._arguments.list_dtypes("input_tensor_list", inputs, inputs[0])
         return self._calls.call("all_to_all", outputs, inputs, written=outputs, async_op=async_op)
 
+    @complete_docstring()
     def reduce_scatter(
         self, output: Any, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Reduce the i-th inputs of all ranks over the ranks, for rank i, into its `output`."""
-        ways = self._calls.short_ways
-        if ways is not None and type(output) is ndarray and type(op) is ReduceOp and not async_op:
-            if ways.reduce_scatter(output, input_list, op):
+        """Reduce the i-th inputs of all ranks and write the result to `output` on rank i.
+
+        Parameters
+        ----------
+        output : numpy.ndarray or torch.Tensor
+            As long as this rank's entry in `input_list`.
+        input_list : list of arrays
+            One array per rank; the i-th has the same length on every rank.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(output) is ndarray and type(op) is ReduceOp and not async_op:
+            if fast.reduce_scatter(output, input_list, op):
                 return None
         op = reduce_op_of(op)
         target = self._arguments.buffer(output, "output", writes=True)
@@ -199,34 +332,48 @@ class Communicator(ObjectForms):
         if inputs[self.rank].count != target.count:
             raise InvalidArgument(
                 f"reduce_scatter: output has {target.count} elements, "
-                f"but input_list[{self.rank}], which is reduced into it, has {inputs[self.rank].count}"
+                f"but input_list[{self.rank}], which is reduced into it, has {inputs[self.rank].count}. "
+                "Give both the same length"
             )
         return self._calls.call("reduce_scatter", target, inputs, op, written=[target], async_op=async_op)
 
-    def _short_root(self, world: int | None, group: int | None) -> int | None:
-        """The root's group rank where there is no question; None where the general way must look."""
-        return self._roots.get(world) if group is None else None
-
     # --- one tensor instead of a list -----------------------------------------------------------
 
+    @complete_docstring()
     def all_gather_into_tensor(self, output_tensor: Any, input_tensor: Any, async_op: bool = False) -> Work | None:
-        """all_gather into one tensor: every rank's input, one after the other."""
-        ways = self._calls.short_ways
-        if ways is not None and type(output_tensor) is type(input_tensor) is ndarray and not async_op:
-            if ways.all_gather_into(output_tensor, input_tensor):
+        """Concatenate every rank's `input_tensor` in `output_tensor`, which has `size` times its elements.
+
+        Parameters
+        ----------
+        output_tensor : numpy.ndarray or torch.Tensor
+            Has world size times the elements of `input_tensor`.
+        input_tensor : numpy.ndarray or torch.Tensor
+            Same dtype and number of elements on every rank.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(output_tensor) is type(input_tensor) is ndarray and not async_op:
+            if fast.all_gather_into(output_tensor, input_tensor):
                 return None
         whole = self._arguments.buffer(output_tensor, "output_tensor", writes=True)
         buffer = self._arguments.buffer(input_tensor, "input_tensor", writes=False)
         outputs = self._arguments.equal_parts("output_tensor", whole, buffer)
         return self._calls.call("all_gather", outputs, buffer, written=[whole], async_op=async_op)
 
+    @complete_docstring()
     def reduce_scatter_tensor(
         self, output: Any, input: Any, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """reduce_scatter from one tensor, which is cut into equal parts."""
-        ways = self._calls.short_ways
-        if ways is not None and type(output) is type(input) is ndarray and type(op) is ReduceOp and not async_op:
-            if ways.reduce_scatter_tensor(output, input, op):
+        """Reduce `input` over all ranks and write the i-th of its `size` equal parts to `output` on rank i.
+
+        Parameters
+        ----------
+        output : numpy.ndarray or torch.Tensor
+        input : numpy.ndarray or torch.Tensor
+            Has world size times the elements of `output`.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(output) is type(input) is ndarray and type(op) is ReduceOp and not async_op:
+            if fast.reduce_scatter_tensor(output, input, op):
                 return None
         op = reduce_op_of(op)
         target = self._arguments.buffer(output, "output", writes=True)
@@ -235,6 +382,7 @@ class Communicator(ObjectForms):
         check_reducible(target.element, op, "reduce_scatter")
         return self._calls.call("reduce_scatter", target, inputs, op, written=[target], async_op=async_op)
 
+    @complete_docstring()
     def all_to_all_single(
         self,
         output: Any,
@@ -243,10 +391,18 @@ class Communicator(ObjectForms):
         input_split_sizes: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """all_to_all from one tensor to one, cut along the first dimension (equally without split sizes)."""
-        ways = self._calls.short_ways
-        if ways is not None and type(output) is type(input) is ndarray and not async_op:
-            if not output_split_sizes and not input_split_sizes and ways.all_to_all_single(output, input):
+        """Send parts of `input` to all ranks and concatenate the parts received in `output`.
+
+        Parameters
+        ----------
+        output, input : numpy.ndarray or torch.Tensor
+            Split along the first dimension, one part per rank.
+        output_split_sizes, input_split_sizes : sequence of int, optional
+            Rows of each part, by default equal.
+        """
+        fast = self._calls.fast_path
+        if fast is not None and type(output) is type(input) is ndarray and not async_op:
+            if not output_split_sizes and not input_split_sizes and fast.all_to_all_single(output, input):
                 return None
         whole_output = self._arguments.buffer(output, "output", writes=True)
         whole_input = self._arguments.buffer(input, "input", writes=False)
@@ -257,24 +413,31 @@ class Communicator(ObjectForms):
 
     # --- messages between two ranks -------------------------------------------------------------
 
+    @complete_docstring()
     def isend(self, tensor: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None) -> Work:
-        """Start to send `tensor` to rank `dst`."""
+        """Start to send `tensor` to world rank `dst`, or group rank `group_dst`; see `send`."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         peer = self._arguments.peer("dst", dst, group_dst)
-        backend = self._calls.usable_backend()
-        request = backend.isend(buffer, peer, tag)
-        backend.keep_going()
+
+        def start(backend: Backend) -> Request:
+            request = backend.isend(buffer, peer, tag)
+            backend.ensure_progress()
+            return request
+
+        request = self._calls.send(start)
         return TransferWork("send", request, self.timeout, lambda: None, keep=buffer)
 
+    @complete_docstring()
     def irecv(self, tensor: Any, src: int | None = None, tag: int = 0, group_src: int | None = None) -> Work:
-        """Start to receive `tensor` from rank `src`, or from any rank."""
+        """Start to receive `tensor` from a rank, by default from any; see `recv`."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         peer = None if src is None and group_src is None else self._arguments.peer("src", src, group_src)
         backend = self._calls.usable_backend()
         request = backend.ireceive(buffer, peer, tag)
-        backend.keep_going()
+        backend.ensure_progress()
         return TransferWork("recv", request, self.timeout, buffer.write_back, keep=buffer)
 
+    @complete_docstring()
     def send(
         self,
         tensor: Any,
@@ -283,11 +446,13 @@ class Communicator(ObjectForms):
         group_dst: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Send `tensor` to rank `dst`, within `timeout` seconds (by default, the group's)."""
+        """Send `tensor` to another rank and wait until it may be changed again."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=False)
         peer = self._arguments.peer("dst", dst, group_dst)
-        self._calls.usable_backend().send(buffer, peer, tag, self.timeout if timeout is None else timeout)
+        limit = self.timeout if timeout is None else timeout
+        self._calls.send(lambda backend: backend.send(buffer, peer, tag, limit))
 
+    @complete_docstring()
     def recv(
         self,
         tensor: Any,
@@ -296,10 +461,7 @@ class Communicator(ObjectForms):
         group_src: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Receive `tensor` from rank `src`, or from any rank; the world rank that it came from.
-
-        After `timeout` seconds (by default, the group's) it raises CollectiveTimeout.
-        """
+        """Receive into `tensor`, of the same dtype and length as was sent, and return the sender's world rank."""
         buffer = self._arguments.buffer(tensor, "tensor", writes=True)
         peer = None if src is None and group_src is None else self._arguments.peer("src", src, group_src)
         limit = self.timeout if timeout is None else timeout
@@ -308,40 +470,67 @@ class Communicator(ObjectForms):
         return self.ranks[source]
 
     def send_bytes(self, parts: Sequence[Any], group_dst: int, tag: int, timeout: float) -> None:
-        """Send memory that lies in several places as one message, for `receive_bytes`; shm only.
+        """Send several pieces of memory as one message of bytes, for `receive_bytes`; shm only.
 
-        After `timeout` seconds it raises CollectiveTimeout: nothing is sent then, or the rest goes on, of a copy.
+        After `timeout` seconds it raises CollectiveTimeout. If part of the message has been written by then, the
+        backend sends the rest from a copy; otherwise it sends nothing.
         """
         buffers = [buffer_of(np.frombuffer(part, np.uint8), "parts", writes=False) for part in parts]
-        self._calls.usable_backend().send_bytes(buffers, group_dst, tag, timeout)
+        self._calls.send(lambda backend: backend.send_bytes(buffers, group_dst, tag, timeout))
 
     def receive_bytes(
         self, group_src: int | None = None, tag: int = 0, timeout: float | None = None
     ) -> tuple[np.ndarray, int]:
-        """A message of any length, from rank `group_src` or any, and the group rank it came from; shm only."""
+        """Receive a message of any length; return its bytes and the sender's group rank; shm only."""
         limit = self.timeout if timeout is None else timeout
         return self._calls.usable_backend().receive_bytes(group_src, tag, limit)
 
     # --- groups ---------------------------------------------------------------------------------
 
     def new_group(
-        self, ranks: Iterable[int] | None = None, timeout: float | None = None, check_calls: bool | None = None
+        self,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        check_calls: bool | None = None,
+        engine: BackendFactory | None = None,
     ) -> Communicator | NonMember:
-        """A group of some of this group's ranks (given as world ranks; in ascending order).
+        """Make a group of some ranks of this group, in ascending order of their world ranks.
 
-        Every rank of this group makes this call with the same ranks; those outside get a `NonMember` and go on.
-        `check_calls` is whether calls are compared between the ranks before they are made (gloo, nccl and mpi; shm
-        always does), by default as in this group.
+        Every rank of this group must make this call with the same arguments, also the ranks outside the new group.
+
+        Parameters
+        ----------
+        ranks : iterable of int, optional
+            World ranks of the members, by default all ranks of this group.
+        timeout : float, optional
+            Deadline of each call in seconds, by default that of this group.
+        check_calls : bool, optional
+            Compare each call between the ranks before making it (gloo, nccl and mpi; shm always does), by default as
+            in this group.
+        engine : callable, optional
+            Factory of the backend, by default one of this group's kind.
+
+        Returns
+        -------
+        Communicator or NonMember
+            `NonMember` on ranks outside the new group.
+
+        Raises
+        ------
+        InvalidArgument
+            `ranks` is empty, names a rank twice, or one that is not in this group.
+        CollectiveMismatch
+            The ranks gave different arguments.
         """
         members = self._members(ranks)
         mine = f"new_group({list(members)}" + ("" if check_calls is None else f", check_calls={check_calls}") + ")"
-        everybody: list[Any] = [None] * self.size
-        self.all_gather_object(everybody, mine)
-        for rank, theirs in enumerate(everybody):
+        calls: list[Any] = [None] * self.size
+        self.all_gather_object(calls, mine)
+        for rank, theirs in enumerate(calls):
             if theirs != mine:
                 raise CollectiveMismatch(
                     f"rank {self.ranks[rank]} called {theirs} while rank {self.ranks[self.rank]} called "
-                    f"{mine}: every rank must make the same call",
+                    f"{mine}. Make the same call on every rank",
                     rank=self.ranks[rank],
                     mine=mine,
                     theirs=theirs,
@@ -352,13 +541,71 @@ class Communicator(ObjectForms):
         group_ranks = [self.ranks.index(rank) for rank in members]
         limit = timeout or self.timeout
         exchange = self._exchange_among(group_ranks)
-        backend = self._calls.guarded(lambda backend: backend.split(group_ranks, exchange, members, limit, check_calls))
+        if engine is None:
+            backend = self._calls.guarded(
+                lambda backend: backend.split(group_ranks, exchange, members, limit, check_calls)
+            )
+        else:
+            backend = engine(group_ranks.index(self.rank), exchange, members, limit, check_calls)
         return Communicator(backend, members, limit, name, self.allow_pickle, self.family)
+
+    # --- timeout and closing --------------------------------------------------------------------
+
+    def set_timeout(self, timeout: float) -> None:
+        """Set the deadline of every later call, in seconds; all ranks of the group should set the same one."""
+        self.timeout = timeout
+        self._calls.guarded(lambda backend: setattr(backend, "timeout", timeout))
+
+    def close(self) -> None:
+        """Complete queued operations, then free the group's resources; idempotent, also after a failure."""
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(error)  # raise the error at once, without waiting for other ranks
+
+    def abort(self, because: BaseException | None = None) -> None:
+        """Close the group without waiting: pending and queued operations raise CommunicatorClosed.
+
+        The backend sends the other ranks the error `because`, if there is one and the backend can.
+        """
+        if because is not None:
+            self._calls.send_last_message(because)
+        self._calls.abort()
+
+    def send_last_message(self, error: BaseException) -> None:
+        """Send the other ranks the error because of which this rank leaves; call `abort` afterwards."""
+        self._calls.send_last_message(error)
+
+    def abandon(self, error: NeuraxisError) -> None:
+        """Detach from the group in a forked child, without touching the parent's; later calls raise `error`."""
+        self._calls.abandon(error)
+
+    @property
+    def backend(self) -> Backend | None:
+        """The backend of the group; None once it is closed."""
+        return self._calls.backend
+
+    @property
+    def failed(self) -> bool:
+        """True after an operation has failed in a way that leaves the group unusable."""
+        return self._calls.error is not None
+
+    # --- helpers --------------------------------------------------------------------------------
+
+    def _known_root(self, world: int | None, group: int | None) -> int | None:
+        """Return the group rank of a valid world rank; None leaves checks and errors to the general path."""
+        return self._roots.get(world) if group is None else None
 
     def _members(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         members = sorted(ranks if ranks is not None else self.ranks)
         if not members:
-            raise InvalidArgument("new_group: ranks is empty; a group needs at least one rank")
+            raise InvalidArgument("new_group: ranks is empty. Give at least one rank")
         for rank in members:
             if rank not in self.ranks:
                 raise InvalidArgument(f"new_group: rank {rank} is not among the ranks {list(self.ranks)}")
@@ -367,14 +614,14 @@ class Communicator(ObjectForms):
         return tuple(int(rank) for rank in members)
 
     def _exchange_among(self, members: Sequence[int]) -> Callable[[bytes], list[bytes]]:
-        """An exchange between some ranks of this group: the first collects and hands back."""
+        """Return an exchange between some ranks of this group: the first rank collects and distributes."""
 
         def exchange(content: bytes) -> list[bytes]:
             first, others = members[0], members[1:]
             if self.rank != first:
                 self._send_bytes(content, first)
-                everything: list[bytes] = decode(self._receive_bytes(first))
-                return everything
+                collected: list[bytes] = decode(self._receive_bytes(first))
+                return collected
             contents = [content] + [self._receive_bytes(rank) for rank in others]
             for rank in others:
                 self._send_bytes(encode(contents), rank)
@@ -393,33 +640,50 @@ class Communicator(ObjectForms):
         self.recv(content, group_src=source, tag=_SETUP_TAG)
         return content.tobytes()
 
-    # --- the end --------------------------------------------------------------------------------
+    def _lead_barrier(self, limit: float, deadline: float, wait_all_ranks: bool) -> None:
+        """Send every rank a random number, wait until each has echoed it, and release them with its negative.
 
-    def destroy(self) -> None:
-        """Finish what is queued, then free everything the group holds. Can be called again, and after a failure."""
-        self._calls.destroy()
-
-    def abort(self, because: BaseException | None = None) -> None:
-        """Destroy the group without waiting: operations under way or queued end with CommunicatorClosed.
-
-        The others are told `because` of what, where the backend can.
+        The number tells these messages from those that a failed earlier barrier has left behind.
         """
-        if because is not None:
-            self._calls.say_farewell(because)
-        self._calls.abort()
+        missing: list[int] = []
+        what = f"Rank {self.ranks[0]} timed out in monitoredBarrier"
+        number = 1 + secrets.randbits(62)
+        if limit <= 0:
+            missing = list(self.ranks[1:])
+        else:
+            for rank in range(1, self.size):
+                self._send_at_barrier(number, rank)
+        for rank in range(1, self.size if not missing else 0):
+            try:
+                while self._recv_at_barrier(rank, deadline) != number:
+                    pass
+            except CollectiveTimeout:
+                missing.append(self.ranks[rank])
+                names = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, missing))}"
+                what = f"{names} failed to pass monitoredBarrier"
+                if not wait_all_ranks:
+                    break
+        if missing:
+            error = MonitoredBarrierTimeout(
+                f"{what} in {limit * 1000:g} ms. Find out what keeps those ranks from calling monitored_barrier",
+                rank=missing[0],
+                operation="monitored_barrier",
+            )
+            error.ranks = tuple(missing)
+            raise error
+        for rank in range(1, self.size):
+            self._send_at_barrier(-number, rank)
 
-    def say_farewell(self, error: BaseException) -> None:
-        """Tell the others that this rank is about to leave because of `error`; `abort` is to follow."""
-        self._calls.say_farewell(error)
+    def _send_at_barrier(self, number: int, rank: int) -> None:
+        # Not waited for: the other rank may never receive it.
+        self._barrier_sends = [work for work in self._barrier_sends if not work.is_completed()]
+        self._barrier_sends.append(self.isend(np.array([number], np.int64), group_dst=rank, tag=_BARRIER_TAG))
 
-    def abandon(self, error: NeuraxisError) -> None:
-        """Forget, in a forked child, what is the parent's; later calls raise `error`."""
-        self._calls.abandon(error)
-
-    @property
-    def failed(self) -> bool:
-        """Whether an operation has failed in a way that leaves the group unusable."""
-        return self._calls.error is not None
+    def _recv_at_barrier(self, rank: int, deadline: float) -> int:
+        number = np.zeros(1, np.int64)
+        left = max(0.001, deadline - time.monotonic())
+        self.recv(number, group_src=rank, tag=_BARRIER_TAG, timeout=left)
+        return int(number[0])
 
 
 _OPERATIONS = frozenset(name for name in dir(Communicator) if not name.startswith("_"))

@@ -1,24 +1,25 @@
-"""Which host this is, as far as sharing memory is concerned, and which GPU a rank has to itself."""
+"""Identity of this host, for sharing memory, and of the GPU of a rank."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from neuraxis.comm.arena import segment_folder
+from neuraxis import imports as optional
+from neuraxis.comm.backends.shm.memory import segment_folder
 
 __all__ = ["gpu_of_rank", "host_identity", "may_have_gpu"]
 
 
 def host_identity() -> str:
-    """The same text for processes that can share memory and watch each other, another for all others.
+    """Return a text that is the same for processes that can share memory and watch each other, and for no others.
 
-    One boot of one kernel, one view of its processes, of its shared memory and of its network: containers that
-    share a kernel and no memory are different hosts, and so are network namespaces, which stand for hosts.
+    It is made of one boot of one kernel and the namespaces of processes, network and shared memory. So containers that
+    share a kernel but no memory count as different hosts, and so do network namespaces, with which tests simulate
+    hosts.
     """
     parts = [platform.node()]
     with suppress(OSError):
@@ -34,17 +35,16 @@ def host_identity() -> str:
 
 
 def may_have_gpu(device_id: int | None, local_rank: int) -> bool:
-    """Whether this host has as many GPUs as this rank would need, as far as can be seen without loading torch."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or importlib.util.find_spec("torch") is None:
+    """Return True if this host seems to have the GPU of this rank, without importing torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not optional.installed("torch"):
         return False
     index = local_rank if device_id is None else device_id
     return index < len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def gpu_of_rank(device_id: int | None, local_rank: int) -> str:
-    """The identity of the GPU that this rank would use, or "" if it has none."""
-    import torch
-
+    """Return the UUID of the GPU that this rank would use, or "" if there is none."""
+    torch = optional.require("torch", extra="torch", purpose="a GPU")
     index = local_rank if device_id is None else device_id
     if not torch.distributed.is_nccl_available() or index >= torch.cuda.device_count():
         return ""

@@ -1,4 +1,4 @@
-"""What can be reduced: the operations, the element types, and which of them fit together."""
+"""Reductions, element types, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ __all__ = ["ElementType", "ReduceOp", "check_reducible", "element_type_of"]
 
 
 class ReduceOp(enum.IntEnum):
-    """How values of several ranks become one. The names are those of `torch.distributed.ReduceOp`."""
+    """Reduction of the values of several ranks to one, under the names of `torch.distributed.ReduceOp`.
+
+    Sums of integers wrap, AVG of integers rounds towards zero, and MIN and MAX propagate NaN, as in NumPy. The bitwise
+    operations BAND, BOR and BXOR need an integer or boolean dtype.
+
+    Examples
+    --------
+    >>> from neuraxis.comm import ReduceOp
+    >>> ReduceOp.MAX.name
+    'MAX'
+    """
 
     SUM = 0
     PRODUCT = 1
@@ -25,10 +35,10 @@ class ReduceOp(enum.IntEnum):
 
 
 class ElementType(enum.IntEnum):
-    """An element type by its number on the wire. Those up to COMPLEX128 have a compiled fold.
+    """Element type of an array, by its number on the wire. Those up to COMPLEX128 have a compiled fold.
 
-    LONGDOUBLE and CLONGDOUBLE are reduced by NumPy; COMPLEX32 (torch's) is a pair of float16 and only added;
-    OPAQUE is anything that can be copied and not reduced (dates, records, float8).
+    NumPy reduces LONGDOUBLE and CLONGDOUBLE; COMPLEX32 (torch's) is a pair of float16 and can only be added; OPAQUE
+    stands for every type that can be copied but not reduced (dates, records, float8).
     """
 
     BOOL = 0
@@ -85,7 +95,7 @@ _BY_NUMPY: dict[np.dtype, ElementType] = {
         "complex128",
     ]
 }
-if np.dtype(np.longdouble) not in _BY_NUMPY:  # where it is not just another name of float64
+if np.dtype(np.longdouble) not in _BY_NUMPY:  # on some platforms it is another name of float64
     _BY_NUMPY[np.dtype(np.longdouble)] = ElementType.LONGDOUBLE
     _BY_NUMPY[np.dtype(np.clongdouble)] = ElementType.CLONGDOUBLE
 for _same in (np.longlong, np.ulonglong, np.intc, np.uintc):  # distinct NumPy types of equal layout
@@ -94,14 +104,14 @@ for _same in (np.longlong, np.ulonglong, np.intc, np.uintc):  # distinct NumPy t
 
 
 def element_type_of(dtype: np.dtype) -> ElementType:
-    """The element type of a NumPy dtype; `ml_dtypes`' bfloat16 is known by its name."""
+    """Return the element type of a NumPy dtype; recognizes `ml_dtypes`' bfloat16 by its name."""
     known = _BY_NUMPY.get(dtype)
     if known is not None:
         return known
     if dtype.hasobject:
         raise InvalidType(
-            f"arrays of dtype {dtype} hold Python objects, which cannot be shared between processes; "
-            "use the object forms (broadcast_object_list, all_gather_object, ...)"
+            f"arrays of dtype {dtype} hold Python objects, which processes cannot share. "
+            "Use the object collectives (broadcast_object_list, all_gather_object, ...)"
         )
     if dtype.name == "bfloat16":
         return ElementType.BFLOAT16
@@ -118,7 +128,7 @@ def check_reducible(element: ElementType, op: ReduceOp, what: str) -> None:
 def _problem(element: ElementType, op: ReduceOp) -> str:
     reason = ""
     if element is ElementType.OPAQUE:
-        return "this dtype can be moved but not reduced"
+        return "this dtype can be copied but not reduced"
     if op in _BITWISE and (element in _FLOATS or element in _COMPLEX):
         reason = "bitwise operations need an integer or boolean dtype"
     elif op in (ReduceOp.MIN, ReduceOp.MAX) and element in _COMPLEX:
@@ -130,5 +140,5 @@ def _problem(element: ElementType, op: ReduceOp) -> str:
     return f"{op.name} of {element.label} is not defined: {reason}" if reason else ""
 
 
-# A table, since it is asked before every reduction.
+# A table, because every reduction looks it up.
 _PROBLEMS = [[_problem(element, op) for op in ReduceOp] for element in ElementType]

@@ -1,7 +1,7 @@
-"""Arrays at plain addresses, and calls of C functions at plain addresses, for compiled code.
+"""Arrays and C functions at plain addresses, for compiled code.
 
-A shard has any number of populations and tables, and a compiled function takes a fixed number of arguments. So a
-shard's arrays are listed by address in tables of int64 (`engine/plan.py`), and the kernels look at them through these.
+A shard has any number of populations and tables, but a compiled function takes a fixed number of arguments. The
+addresses of a shard's arrays are therefore fields of records (`engine/tables.py`), which the kernels read.
 """
 
 from __future__ import annotations
@@ -10,56 +10,49 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import from_dtype, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from neuraxis.comm.atomics import pointer_to
-
-__all__ = ["call_poisson", "call_update", "f32", "f64_pairs", "i32", "i64", "u8", "u32", "u64"]
+__all__ = ["array_of", "call_poisson", "call_update", "f32", "f64", "i32", "i64", "u8", "u32", "u64"]
 
 _INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 
 
-@njit
-def u8(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.uint8), n)
+def array_of(dtype: Any) -> Any:
+    """Return a function for compiled code that makes an array of n elements at an address.
+
+    `numba.carray` does the same, but is compiled for each combination of argument types.
+    """
+    element = from_dtype(np.dtype(dtype))
+    kind = types.Array(element, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, n = args
+        in_memory = context.get_data_type(element)
+        size = ir.Constant(_INT64, context.get_abi_sizeof(in_memory))
+        array = cgutils.create_struct_proxy(kind)(context, builder)
+        array.data = builder.inttoptr(address, in_memory.as_pointer())
+        array.itemsize, array.nitems = size, n
+        array.shape, array.strides = cgutils.pack_array(builder, [n]), cgutils.pack_array(builder, [size])
+        return array._getvalue()
+
+    @intrinsic
+    def array_at(typingctx: Any, address: Any, n: Any) -> Any:
+        return kind(types.int64, types.int64), codegen
+
+    return array_at
 
 
-@njit
-def i32(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.int32), n)
-
-
-@njit
-def u32(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.uint32), n)
-
-
-@njit
-def f32(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.float32), n)
-
-
-@njit
-def f64_pairs(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.float64), n)
-
-
-@njit
-def i64(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.int64), n)
-
-
-@njit
-def u64(address: Any, n: Any) -> Any:
-    return carray(pointer_to(address, np.uint64), n)
+u8, i32, u32, i64, u64 = map(array_of, (np.uint8, np.int32, np.uint32, np.int64, np.uint64))
+f32, f64 = map(array_of, (np.float32, np.float64))
 
 
 @intrinsic
 def call_update(
     typingctx: Any, function: Any, block: Any, accumulators: Any, flags: Any, n: Any, constants: Any, current: Any
 ) -> Any:
-    """Call the compiled update of a model (`generated.update_function`) at address `function`."""
+    """Call the compiled update of a model (`codegen.update_function`) at address `function`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_INT64] * 5 + [_FLOAT])
@@ -71,7 +64,7 @@ def call_update(
 
 @intrinsic
 def call_poisson(typingctx: Any, function: Any, stream: Any, accumulators: Any, n: Any, table: Any, weight: Any) -> Any:
-    """Call a compiled Poisson input (`generated.poisson_function`) at address `function`."""
+    """Call a compiled Poisson input (`codegen.poisson_function`) at address `function`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_INT64] * 4 + [_INT32])

@@ -1,4 +1,4 @@
-"""The neurons of a shard: a block layout for each slice, with initial states, constants and random streams."""
+"""The neurons of a shard: states, constants and random streams of each slice, in blocks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.compiled import compiled
+from neuraxis.engine.codegen import BLOCK, BlockLayout
+from neuraxis.engine.cpu.static_tables import Accumulators
 from neuraxis.engine.encoding import initial_values
-from neuraxis.engine.generated import BLOCK, BlockLayout
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import PURPOSE_STREAM, key_of
-from neuraxis.engine.static_tables import Accumulators
 from neuraxis.network import Network, Population
 from neuraxis.network.distributions import as_distribution
 
@@ -29,10 +29,11 @@ class NeuronPart:
     blocks: NDArray[np.float32]  # (blocks, rows, BLOCK)
     constants: NDArray[np.float32]
     accumulators: Accumulators
-    spike_counts: NDArray[np.int32]  # of each neuron, so far
+    spike_counts: NDArray[np.int32]  # spikes of each neuron so far
+    extra: tuple[int, ...] = ()  # receptors of the additional accumulators (see `Network.accumulators`)
 
     def row(self, row: int) -> NDArray[np.uint32]:
-        """A copy of one row of all neurons, as bits."""
+        """Return a copy of one row for all neurons, as bits."""
         return np.ascontiguousarray(self.blocks[:, row, :].view(np.uint32)).reshape(-1)[: self.part.n].copy()
 
     def put_row(self, row: int, bits: NDArray[np.uint32]) -> None:
@@ -41,7 +42,7 @@ class NeuronPart:
         self.blocks[:, row, :] = padded.reshape(-1, BLOCK).view(np.float32)
 
     def state(self, name: str) -> NDArray[np.float32] | NDArray[np.int32]:
-        """A state of all neurons of the slice."""
+        """Return a state of all neurons of the slice."""
         place = self.layout.states.index(name)
         bits = self.row(place)
         return bits.view(np.int32) if self.layout.is_integer[place] else bits.view(np.float32)
@@ -52,14 +53,14 @@ class NeuronPart:
         self.put_row(place, np.ascontiguousarray(values, kind).view(np.uint32))
 
     def signal_places(self) -> dict[int, str]:
-        """The words of the constants that follow a rhythm or neuromodulator, and its name."""
+        """Return the positions in `constants` that follow a signal, with the name of the rhythm or neuromodulator."""
         model = self.population.model
-        first = len(model.receptors) + len(model.values(model.dt_ms or 0.0))
-        return {first + place: tied for place, tied in enumerate(model.signals.values()) if isinstance(tied, str)}
+        first = len(model.receptors) + len(self.extra) + len(model.values(model.dt_ms or 0.0))
+        return {first + place: name for place, name in enumerate(model.signals.values()) if isinstance(name, str)}
 
 
 def make_parts(network: Network, slices: tuple[Slice, ...]) -> list[NeuronPart]:
-    """The neurons of each slice as they are before the first step."""
+    """Return the neurons of each slice as they are before the first step."""
     parts, first = [], 0
     driven = {one.population.index for one in network.poisson_inputs}
     own_current = {one.population.index for one in network.current_inputs if isinstance(one.amplitude_pa, np.ndarray)}
@@ -67,12 +68,14 @@ def make_parts(network: Network, slices: tuple[Slice, ...]) -> list[NeuronPart]:
         population = network.populations[part.population]
         model = population.model
         layout = BlockLayout.of(model, poisson=part.population in driven, current=part.population in own_current)
-        accumulators = Accumulators(part, first, model.receptors)
+        rows = network.accumulators(population)
+        accumulators = Accumulators(part, first, len(rows))
         first += accumulators.blocks * accumulators.stride
         blocks = np.zeros((accumulators.blocks, max(1, layout.rows), BLOCK), np.float32)
         made = NeuronPart(
-            part, population, layout, blocks, _constants(network, population), accumulators, np.zeros(part.n, np.int32)
-        )
+            part, population, layout, blocks, _constants(network, population), accumulators, np.zeros(part.n, np.int32),
+            tuple(row.receptor for row in rows[len(model.receptors) :]),
+        )  # fmt: skip
         for place, (name, default) in enumerate(model.states.items()):
             distribution = population.initial.get(name, as_distribution(default, name))
             drawn = initial_values(distribution, network.seed, population.index, place, part.first, part.last)
@@ -87,21 +90,21 @@ def make_parts(network: Network, slices: tuple[Slice, ...]) -> list[NeuronPart]:
 
 
 def _constants(network: Network, population: Population) -> NDArray[np.float32]:
-    """A scale for each receptor, the model's constants, its signals: what `generated.update_function` reads."""
+    """Return what `codegen.update_function` reads: a scale for each accumulator, the constants, the signals."""
     model = population.model
     constants = np.zeros(256, np.float32)
-    for r, receptor in enumerate(model.receptors):
-        constants[r] = 2.0 ** network.exponent(population, receptor)
+    rows = network.accumulators(population)
+    constants[: len(rows)] = [2.0**row.exponent for row in rows]
     values = [*model.values(network.dt_ms).values()]
     values += [0.0 if isinstance(signal, str) else signal for signal in model.signals.values()]
-    for place, value in enumerate(values, start=len(model.receptors)):
+    for place, value in enumerate(values, start=len(rows)):
         (constants.view(np.int32) if isinstance(value, int) else constants)[place] = value
     return constants
 
 
 @compiled
 def _seed_streams(seed: np.uint64, population: int, first: int, streams: NDArray[np.uint32]) -> None:
-    """The first states of the random streams of a population's neurons from `first` on; never zero."""
+    """Initialise the random streams of a population's neurons from `first` on; no state is zero."""
     for i in range(streams.shape[1]):
         key = key_of(seed, PURPOSE_STREAM, population, first + i)
         streams[0, i] = np.uint32(key & np.uint64(0xFFFFFFFF)) | np.uint32(1)

@@ -1,8 +1,8 @@
-"""Which neurons live in which shard.
+"""Placement of neurons on shards.
 
-Large populations are cut into as many equal slices as there are shards: every shard then gets its share of every kind
-of load, whatever the rates turn out to be. A population too small for that stays whole and goes to the shard with
-the least expected load. Results do not depend on any of this.
+Large populations are cut into as many equal slices as there are shards, so every shard gets the same share of every
+kind of load, whatever the rates are. A population that is too small stays whole and goes to the shard with the least
+expected load. Results do not depend on the placement.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = [
     "step_cost_ns",
 ]
 
-# Below this many neurons for each shard, cutting a population costs more (a block, an outbox entry) than it shares.
+# With fewer neurons per shard, cutting a population costs more (a block, an entry of the spike buffer) than it gains.
 SMALLEST_SLICE = 64
 
-# Rough costs in nanoseconds, measured: the update of a neuron, a synaptic event, and an event of a plastic synapse.
+# Measured costs in nanoseconds: the update of a neuron, a synaptic event, an event of a plastic synapse.
 UPDATE_NS = 1.5
 EVENT_NS = 1.0
 PLASTIC_EVENT_NS = 12.0
 EXPECTED_RATE_HZ = 5.0
 
-# An exchange between shards in processes of their own: the way of a cache line, and that nobody is on time.
+# An exchange between processes: the transfer of a cache line, and waiting for the slowest shard.
 EXCHANGE_NS = 3000.0
 
-# Steps that one shard may be ahead of another. More gains nothing, and each takes room in everybody's outbox.
+# Steps that one shard may be ahead of another. More would gain nothing, and each needs a slot in the spike buffers.
 LONGEST_LAG = 64
 
 
@@ -58,9 +58,9 @@ Placement = tuple[tuple[Slice, ...], ...]
 
 
 def place(network: Network, shards: int, together: Sequence[Collection[int]] = ()) -> Placement:
-    """The slices of each shard, in the order of the populations; a shard may be empty.
+    """Return the slices of each shard, in the order of the populations; a shard may be empty.
 
-    Each group of populations in `together` stays whole and on one shard.
+    The populations of each group in `together` are not cut and stay on one shard.
     """
     load = expected_load(network)
     held: list[list[Slice]] = [[] for _ in range(shards)]
@@ -87,27 +87,26 @@ def place(network: Network, shards: int, together: Sequence[Collection[int]] = (
 
 
 def place_on_devices(network: Network, gpus: Sequence[bool], together: Sequence[Collection[int]] = ()) -> Placement:
-    """The slices of each shard where some are on a GPU: `gpus` says which.
+    """Return the slices of each shard if some shards are on GPUs (`gpus[shard]` is True).
 
-    The GPUs share all neurons, as shards on the CPU would: a step there costs next to nothing for each neuron, and most
-    for what comes from elsewhere. Only the groups in `together`, of populations that live beside Python code, are left
-    to the shards on the CPU, if there are any.
+    The GPUs share all neurons, because a step on a GPU costs little per neuron and most for spikes from other shards.
+    Only the groups in `together`, of populations that Python code serves, go to shards on the CPU, if there are any.
     """
-    cards = [shard for shard, gpu in enumerate(gpus) if gpu]
-    cores = [shard for shard, gpu in enumerate(gpus) if not gpu]
+    gpu_shards = [shard for shard, gpu in enumerate(gpus) if gpu]
+    cpu_shards = [shard for shard, gpu in enumerate(gpus) if not gpu]
     groups = _joined(together)
-    left = {index for group in groups for index in group if cores}
+    left = {index for group in groups for index in group if cpu_shards}
     held: list[tuple[Slice, ...]] = [()] * len(gpus)
-    for shard, slices in zip(cards, place(network, len(cards), groups), strict=True):
+    for shard, slices in zip(gpu_shards, place(network, len(gpu_shards), groups), strict=True):
         held[shard] = tuple(part for part in slices if part.population not in left)
-    if cores:
-        for shard, slices in zip(cores, place(network, len(cores), groups), strict=True):
+    if cpu_shards:
+        for shard, slices in zip(cpu_shards, place(network, len(cpu_shards), groups), strict=True):
             held[shard] = tuple(part for part in slices if part.population in left)
     return tuple(held)
 
 
 def _joined(groups: Sequence[Collection[int]]) -> list[set[int]]:
-    """The groups, those with a member in common as one."""
+    """Merge groups that have a member in common."""
     found: list[set[int]] = []
     for group in groups:
         same = [one for one in found if one & set(group)]
@@ -116,20 +115,20 @@ def _joined(groups: Sequence[Collection[int]]) -> list[set[int]]:
 
 
 def check_placement(network: Network, placement: Placement, shards: int) -> None:
-    """Raise unless every neuron is on one of so many shards, each with one piece of a population at most, in order."""
+    """Raise unless every neuron is on one shard, and every shard has at most one slice of a population, in order."""
     if len(placement) != shards:
-        raise InvalidArgument(f"placement: for {len(placement)} workers; there are {shards}")
+        raise InvalidArgument(f"placement: is for {len(placement)} workers; there are {shards}")
     ends = [0] * len(network.populations)
     for shard, slices in enumerate(placement):
         held = [part.population for part in slices]
         if held != sorted(set(held)):
             raise InvalidArgument(
-                f"placement: worker {shard} must have one piece of a population at most, in their order"
+                f"placement: worker {shard} must have at most one slice of each population, in their order"
             )
         for part in slices:
             if not 0 <= part.population < len(ends) or part.first != ends[part.population] or part.last <= part.first:
                 raise InvalidArgument(
-                    f"placement: {part} on worker {shard}: the pieces of a population must follow each other"
+                    f"placement: {part} on worker {shard}: the slices of a population must follow each other"
                 )
             ends[part.population] = part.last
     for population, end in zip(network.populations, ends, strict=True):
@@ -138,9 +137,9 @@ def check_placement(network: Network, placement: Placement, shards: int) -> None
 
 
 def describe_slices(network: Network, slices: Sequence[Slice]) -> str:
-    """The neurons of a shard for people to read: "cortex, striatum.D1[0:50]".
+    """Return the neurons of a shard as text: "cortex, striatum.D1[0:50]".
 
-    Populations called "region.name" that are all there, and whole, are called by their region.
+    If all populations called "region.name" are on the shard and uncut, the text has the name of the region.
     """
     if not slices:
         return "no neurons"
@@ -163,13 +162,12 @@ def place_regions(
     load: Sequence[float] | None = None,
     whole: Collection[int] = (),
 ) -> Placement:
-    """The slices of each shard where populations (indices) that belong together stay together, if that pays.
+    """Return the slices of each shard, keeping the populations of a region together if that is faster.
 
-    Several ways are weighed against each other: every region on one shard, the longest first to whoever has least; the
-    same with one of the longest cut over all shards; and everything cut. A shard's steps cost what its neurons cost
-    (`load`, nanoseconds for a neuron and step, by population) and its share of an exchange with others, which
-    comes once in as many steps as the shortest delay between two shards has. The cheapest way for the slowest
-    shard is taken. Regions with a population in `whole` are never cut.
+    Compares several placements and returns the one with the fastest slowest shard (`step_cost_ns`): every region on
+    one shard, assigned greedily, largest first; the same with one of the two largest regions cut over all shards; and
+    all regions cut. `load` is the expected time in ns per neuron and step, by population. Regions with a population in
+    `whole` are never cut.
     """
     load = expected_load(network) if load is None else load
     if sorted(population for region in regions for population in region) != list(range(len(network.populations))):
@@ -178,12 +176,14 @@ def place_regions(
     order = sorted(range(len(regions)), key=lambda r: (-weight[r], r))
     uncut = {r for r, region in enumerate(regions) if set(region) & set(whole)}
     cuttable = [r for r in order if r not in uncut]
-    ways = [_longest_first(network, shards, regions, order, cut, load) for cut in ((), cuttable[:1], cuttable[1:2])]
-    ways.append(_longest_first(network, shards, regions, order, cuttable, load))
-    return min(ways, key=lambda way: step_cost_ns(network, way, load))
+    candidates = [
+        _largest_first(network, shards, regions, order, cut, load) for cut in ((), cuttable[:1], cuttable[1:2])
+    ]
+    candidates.append(_largest_first(network, shards, regions, order, cuttable, load))
+    return min(candidates, key=lambda one: step_cost_ns(network, one, load))
 
 
-def _longest_first(
+def _largest_first(
     network: Network,
     shards: int,
     regions: Sequence[Sequence[int]],
@@ -216,7 +216,7 @@ def _longest_first(
 
 
 def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) -> float:
-    """Nanoseconds that a step of the slowest shard is expected to take."""
+    """Return the expected time of a step of the slowest shard in ns, the exchange with other shards included."""
     busiest = max(sum(part.n * load[part.population] for part in slices) for slices in placement)
     homes: dict[int, set[int]] = {}
     for shard, slices in enumerate(placement):
@@ -233,7 +233,7 @@ def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) 
 
 
 def expected_load(network: Network) -> list[float]:
-    """Nanoseconds that a neuron of each population is expected to take for a step."""
+    """Return the expected time per neuron and step in ns, for each population."""
     load = [UPDATE_NS] * len(network.populations)
     for projection in network.projections:
         in_degree = projection.expected_synapses / projection.post.n

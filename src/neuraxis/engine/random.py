@@ -1,12 +1,12 @@
-"""Random numbers that do not depend on who draws them.
+"""Counter-based random numbers, which do not depend on the worker that draws them.
 
-Everything random has a key made of (seed, purpose, what it belongs to, index), and the i-th number of a key is a hash
-of both. So a worker can draw the inputs of one neuron without drawing anybody else's, in any order, and get what every
-other worker would have got. The hash is the finaliser of SplitMix64, an integer permutation, the same on every machine.
+Everything random has a key made of (seed, purpose, owner, index), and the i-th number of a key is a hash of both. A
+worker can therefore draw the inputs of one neuron without those of others, in any order, and gets the same numbers as
+any other worker. The hash is the finaliser of SplitMix64, an integer permutation that is the same on every machine.
 
-Normal numbers come from a table of the inverse distribution function (`normal_table`), binary octave by binary octave,
-with linear interpolation: no logarithm, no cosine, and |z| <= LARGEST_NORMAL by construction, which bounds what a
-weight can be before anything is drawn.
+Normal variates are interpolated linearly in a table of the quantile function (`normal_table`), with equal cells in each
+binary octave of the tail probability. This needs no logarithm or cosine, and |z| <= LARGEST_NORMAL by construction,
+which bounds weights before anything is drawn. Poisson variates are compared with tables of thresholds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from numba import njit
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from neuraxis.network.arithmetic import log
+from neuraxis.engine.codegen import BLOCK, POISSON_SIZES, Generated, generated_poisson
+from neuraxis.network.arithmetic import exp, log
 
 __all__ = [
     "PURPOSE_CONNECT",
@@ -34,12 +35,16 @@ __all__ = [
     "normal",
     "normal_table",
     "number",
+    "poisson_kernel",
+    "poisson_table",
+    "poisson_thresholds",
 ]
 
 _u = np.uint64
 GOLDEN = _u(0x9E3779B97F4A7C15)
 
-PURPOSE_STREAM, PURPOSE_INITIAL, PURPOSE_CONNECT, PURPOSE_COUNT, PURPOSE_WEIGHT = 1, 2, 3, 4, 5
+# No literals: Numba would compile `key_of` for each of them.
+PURPOSE_STREAM, PURPOSE_INITIAL, PURPOSE_CONNECT, PURPOSE_COUNT, PURPOSE_WEIGHT = map(_u, range(1, 6))
 
 _OCTAVES = 32
 _CELLS = 64
@@ -47,7 +52,7 @@ _CELLS = 64
 
 @njit
 def mix(x: Any) -> Any:
-    """A permutation of the 64-bit integers whose output looks random (the finaliser of SplitMix64)."""
+    """Permute the 64-bit integers pseudo-randomly (the finaliser of SplitMix64)."""
     x = (x ^ (x >> _u(30))) * _u(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _u(27))) * _u(0x94D049BB133111EB)
     return x ^ (x >> _u(31))
@@ -55,7 +60,7 @@ def mix(x: Any) -> Any:
 
 @njit
 def key_of(seed: Any, purpose: Any, owner: Any, index: Any) -> Any:
-    """The key of one thing: e.g. of the inputs of neuron `index` in projection `owner`."""
+    """Return a key, for example of the inputs of neuron `index` in projection `owner`."""
     key = mix(_u(seed) + GOLDEN * _u(purpose))
     key = mix((key ^ _u(owner)) + GOLDEN)
     return mix((key ^ _u(index)) + GOLDEN)
@@ -63,13 +68,13 @@ def key_of(seed: Any, purpose: Any, owner: Any, index: Any) -> Any:
 
 @njit
 def number(key: Any, i: Any) -> Any:
-    """The i-th 64-bit number of a key."""
+    """Return the i-th 64-bit number of a key."""
     return mix(key + GOLDEN * _u(i + 1))
 
 
 @njit
 def normal(bits: Any, table: Any) -> Any:
-    """A standard normal number (float64) from 32 random bits (uint32)."""
+    """Return a standard normal variate (float64) from 32 random bits (uint32)."""
     v = (bits & np.uint32(0x7FFFFFFF)) | np.uint32(1)  # 31 bits of a tail probability in (0, 1), never 0
     octave = _leading_zeros(v) - 1
     scaled = v << np.uint32(octave + 1)  # the leading one is at bit 31
@@ -77,17 +82,17 @@ def normal(bits: Any, table: Any) -> Any:
     cell = octave * _CELLS + np.int64(mantissa >> np.uint32(25))
     fraction = np.float64(mantissa & np.uint32(0x1FFFFFF)) * 2.0**-25
     z = table[cell, 0] + fraction * table[cell, 1]
-    # The sign is multiplied in: a branch on a random bit would be guessed wrong every other time.
+    # Multiply by the sign: a branch on a random bit would be mispredicted every other time.
     return z * np.float64(1 - 2 * np.int64(bits >> np.uint32(31)))
 
 
 @njit
 def binomial(n: Any, share: Any, key: Any) -> Any:
-    """How many of n trials succeed, exactly, where one succeeds with the probability share / 2^32.
+    """Return an exact binomial variate: n trials with success probability share / 2**32.
 
-    Each trial compares a random fraction with the share, bit by bit from the top; half of the trials are decided at
-    each bit. The number among m undecided ones whose next bit is 1 is the number of ones in m random bits, so a draw
-    takes n / 32 words and no logarithm.
+    Each trial compares a random fraction with the share, bit by bit from the top; each bit decides half of the trials.
+    The number of m undecided trials whose next bit is 1 is the number of ones in m random bits, so a draw takes about
+    n / 32 words and no logarithm.
     """
     successes = np.int64(0)
     undecided = np.int64(n)
@@ -105,7 +110,7 @@ def binomial(n: Any, share: Any, key: Any) -> Any:
             ones += _ones(number(key, drawn) & ((_u(1) << _u(left)) - _u(1)))
             drawn += 1
         if (share >> position) & 1:
-            successes += undecided - ones  # a 0 below the share's 1: less than the share
+            successes += undecided - ones  # a 0 where the share has a 1: below the share
             undecided = ones
         else:
             undecided -= ones
@@ -114,10 +119,10 @@ def binomial(n: Any, share: Any, key: Any) -> Any:
 
 @cache
 def normal_table() -> NDArray[np.float64]:
-    """(value at the cell's start, change over the cell) for tail probabilities 2^-(octave + 2) (1 + cell / 64) ...
+    """Return (value at the start, change over the cell) for each cell of tail probabilities.
 
-    A tail probability p in (0, 1/2] has its octave (the number of leading zeros of 2p) and 64 cells in it, so that
-    cells stay narrow, in proportion, however far out in the tail.
+    Cell c of an octave starts at the tail probability 2**-(octave + 2) * (1 + c / 64). The octave of p in (0, 1/2] is
+    the number of leading zeros of 2p, so the relative width of cells is the same everywhere in the tail.
     """
     log_2 = log(2.0)
     logs = [log(1.0 + cell / _CELLS) for cell in range(_CELLS)]
@@ -132,6 +137,48 @@ def normal_table() -> NDArray[np.float64]:
     table[:, 1] = np.diff(edges, axis=1).ravel()
     table.flags.writeable = False
     return table
+
+
+def poisson_kernel(table: NDArray[Any]) -> Generated | None:
+    """Return the function for a table of thresholds, not compiled yet; None for a table of means."""
+    if table.dtype != np.int32:
+        return None
+    # The number of thresholds that suffices for all but one in ten thousand draws, rounded up to limit the kernels.
+    usual = 2 + int(np.count_nonzero(table < 2**31 - 2**32 * 1e-4))
+    return generated_poisson(min(usual + usual % 2, len(table)), len(table))
+
+
+def poisson_table(mean: NDArray[np.float64], n: int) -> NDArray[np.generic]:
+    """Return int32 thresholds if n neurons share a mean that needs few; else (exp(-mean), mean) for each neuron."""
+    if mean.ndim == 0:
+        thresholds = poisson_thresholds(float(mean))
+        if thresholds is not None:
+            return thresholds
+        mean = np.full(n, float(mean))
+    pairs = np.zeros((-(-n // BLOCK) * BLOCK, 2))
+    decays = {float(m): exp(-float(m)) for m in np.unique(mean)}
+    pairs[:n, 0] = [decays[float(m)] for m in mean]
+    pairs[:n, 1] = mean
+    return pairs
+
+
+def poisson_thresholds(mean: float) -> NDArray[np.int32] | None:
+    """Return thresholds such that the number exceeded by a 32-bit draw is Poisson distributed; None if too many."""
+    if mean > 30:
+        return None
+    probability = exp(-mean)
+    reached = probability
+    thresholds: list[int] = []
+    while reached * 2.0**32 <= 2.0**32 - 1 and len(thresholds) <= POISSON_SIZES[-1]:
+        thresholds.append(int(np.ceil(reached * 2.0**32)) - 2**31 - 1)
+        probability *= mean / len(thresholds)
+        reached += probability
+        if probability < 1e-12 and reached > 0.5:
+            break
+    size = next((size for size in POISSON_SIZES if size >= len(thresholds)), None)
+    if size is None:
+        return None
+    return np.array(thresholds + [2**31 - 1] * (size - len(thresholds)), np.int32)
 
 
 # Wichura's rational approximation (AS 241, PPND16): relative error about 1e-16.
@@ -156,7 +203,7 @@ _FAR = (
 
 
 def _normal_quantile(p: float, log_p: float) -> float:
-    """The normal quantile of p <= 1/2, whose logarithm is given (correctly rounded)."""
+    """Return the normal quantile of p <= 1/2, given its correctly rounded logarithm."""
     q = p - 0.5
     if abs(q) <= 0.425:
         return q * _ratio(_CENTRE, 0.180625 - q * q)
@@ -173,7 +220,7 @@ def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: float) 
 
 @intrinsic
 def _ones(typingctx: Any, value: Any) -> Any:
-    """The number of ones in a 64-bit integer."""
+    """Count the ones of a 64-bit integer."""
     from numba import types
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -184,7 +231,7 @@ def _ones(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def _leading_zeros(typingctx: Any, value: Any) -> Any:
-    """The number of leading zeros of a 32-bit integer that is not 0."""
+    """Count the leading zeros of a 32-bit integer other than 0."""
     from llvmlite import ir
     from numba import types
 

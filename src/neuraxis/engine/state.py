@@ -1,9 +1,9 @@
-"""The complete state of a shard, cut by neuron, so that it can be put into shards that are cut differently.
+"""Export and import of the complete state of a shard, independent of how the network is divided into shards.
 
-What belongs to a neuron (its states, its random stream, the weights of its synapses, what plasticity noted of its
-spikes) is listed in the order of the population's neurons. The synapses of a neuron are listed by source and delay. So
-pieces of several shards, one after the other, are the same arrays however many shards there were. What every shard
-knows alike (the traces of the sources, the neuromodulators) is taken from one of them.
+Everything that belongs to a neuron (states, random stream, weights of its synapses, recent spikes for plasticity) is
+ordered by the neurons of the population, and the synapses of a neuron by source and delay. The concatenated pieces of
+several shards are therefore the same arrays for any number of shards. What is equal on all shards (traces of sources,
+neuromodulators) is taken from one of them.
 
 Static synapses are not part of the state: they are drawn again.
 """
@@ -17,11 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine import plan as w
+from neuraxis.engine import tables as w
+from neuraxis.engine.cpu.plastic_tables import PlasticTable
+from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.neurons import NeuronPart
-from neuraxis.engine.plastic_tables import PlasticTable
 from neuraxis.engine.random import GOLDEN
-from neuraxis.engine.shard import Shard
 
 __all__ = [
     "COUNTS",
@@ -31,7 +31,7 @@ __all__ = [
     "ShardState",
     "export_state",
     "install_state",
-    "spikes_heard",
+    "received_spikes",
     "state_hash",
 ]
 
@@ -51,26 +51,26 @@ class Piece:
 
 @dataclass
 class ShardState:
-    """What a shard exports. Spikes are those that may still be under way; `step` is the last complete one."""
+    """The exported state of a shard; `spike_steps` and `spike_ids` are the spikes that are still in transit."""
 
     step: int
     populations: dict[int, Piece]
     projections: dict[int, Piece]
-    sources: dict[int, dict[str, Array]]  # by projection: what belongs to its segments
+    sources: dict[int, dict[str, Array]]  # by projection: the state of its segments
     spike_steps: NDArray[np.int64]
     spike_ids: NDArray[np.int64]
     levels: NDArray[np.float32]
     spike_counts: NDArray[np.int64]
     events: int
     spike_hash: int
-    pending_steps: NDArray[np.int64]  # injected spikes that are still to come
+    pending_steps: NDArray[np.int64]  # injected spikes of future steps
     pending_ids: NDArray[np.int64]
     silent: NDArray[np.int64]  # populations
     frozen: NDArray[np.int64]  # projections
 
 
 class Saved(Protocol):
-    """A complete state of all neurons, whoever saved it."""
+    """A saved state of the whole network."""
 
     step: int
     spike_steps: NDArray[np.int64]
@@ -85,19 +85,19 @@ class Saved(Protocol):
     frozen: NDArray[np.int64]
 
     def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
-        """The arrays of some neurons, one value (or row) for each."""
+        """Return the arrays of some neurons, one value (or row) for each."""
 
     def synapses(self, projection: int, first: int, last: int) -> Mapping[str, Array]:
-        """The arrays of the synapses onto some neurons; `in_degrees` has one value for each neuron."""
+        """Return the arrays of the synapses onto some neurons; `in_degrees` has one value for each neuron."""
 
     def sources(self, projection: int) -> Mapping[str, Array]:
-        """What belongs to the segments of a projection."""
+        """Return the state of the segments of a projection."""
 
 
 def export_state(shard: Shard) -> ShardState:
-    """The shard's state, complete and independent of it."""
+    """Return a complete copy of the state of a shard."""
     shard.flush()
-    steps, ids = _spikes_under_way(shard)
+    steps, ids = _spikes_in_transit(shard)
     pending_steps, pending_ids = shard.pending_spikes()
     return ShardState(
         step=shard.step,
@@ -118,9 +118,9 @@ def export_state(shard: Shard) -> ShardState:
 
 
 def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> None:
-    """Put a saved state of the same network into a shard, whatever it did before.
+    """Replace the state of a shard by a saved state of the same network.
 
-    `totals`: whether this shard takes over what was counted; by default the first of them does, for all.
+    One shard must take over the totals (spikes, events, hash): with `totals` this one, by default shard 0.
     """
     shard.take_over(weights=True)
     for part in shard.parts:
@@ -133,18 +133,18 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
         part.spike_counts[:] = given[COUNTS]
     for table in shard.plastic:
         _install_table(table, saved)
-    shard.look_for_room()
+    shard.update_full_flags()
     shard.accumulators[:] = 0
     shard._levels[:] = saved.levels
-    # Totals are kept by the first shard; the others count from zero.
+    # The other shards count from zero.
     first = shard.me == 0 if totals is None else totals
     shard._spikes[:] = saved.spike_counts if first else 0
     shard.spikes_installed = int(shard._spikes.sum())
-    shard.plan[w.P_EVENTS] = saved.events if first else 0
-    shard.plan[w.P_HASH] = np.uint64(saved.spike_hash if first else 0).astype(np.int64)
-    shard.plan[w.P_RECORDED] = 0
-    shard.plan[w.P_SAMPLED] = 0
-    _put_spikes_under_way(shard, saved)
+    shard.control["events"] = saved.events if first else 0
+    shard.control["hash"] = np.uint64(saved.spike_hash if first else 0).astype(np.int64)
+    shard.control["recorded"] = 0
+    shard.control["sampled"] = 0
+    _put_spikes_in_transit(shard, saved)
     shard.schedule_again(saved.step)
     shard.forget_injected()
     shard.resume(saved.step)
@@ -154,15 +154,15 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
 
 
 def state_hash(shard: Shard) -> int:
-    """A number for the states and plastic weights; those of all shards add up to the network's, modulo 2^64.
+    """Return a hash of the states and plastic weights; the sum over all shards modulo 2**64 is that of the network.
 
-    It is a sum over neurons and synapses, so it does not depend on their order, and nothing has to be sorted.
+    It is a sum over neurons and synapses, so it does not depend on their order.
     """
     shard.flush()
     total = 0
     for part in shard.parts:
         piece = _export_part(part)
-        del piece.arrays[COUNTS]  # the hash of the spikes has them
+        del piece.arrays[COUNTS]  # covered by the hash of the spikes
         ids = (part.population.first_id + np.arange(piece.first, piece.last)).astype(np.uint64)
         for place, name in enumerate(sorted(piece.arrays)):
             values = np.ascontiguousarray(piece.arrays[name]).view(np.uint32).reshape(len(ids), -1)
@@ -171,7 +171,7 @@ def state_hash(shard: Shard) -> int:
     for table in shard.plastic_held:
         total += shard.hash_weights(table)
     for place in range(len(shard._levels)):
-        if shard.speaks_for_level(place):  # what several shards hold alike counts once
+        if shard.owns_level(place):  # levels that several shards track count once
             one = shard._levels[place : place + 1]
             total += _sum_of_hashes(np.array([place], np.uint64), 999, one.view(np.uint32))
     return total % 2**64
@@ -208,7 +208,7 @@ def _export_table(table: PlasticTable) -> Piece:
     if table.kind == w.REWARD:
         arrays["eligibilities"] = table.eligibilities[order]
     if table.projection.pairing is not None:
-        steps, traces = table.kept_post_spikes(table.post_steps.shape[1])
+        steps, traces = table.last_post_spikes(table.post_steps.shape[1])
         arrays |= {
             "post_steps": steps,
             "post_traces": traces,
@@ -247,11 +247,11 @@ def _install_table(table: PlasticTable, saved: Saved) -> None:
         table.applied[:] = sources["applied"]
         table.trace[:] = sources["trace"]
         table.resource[:] = sources["resource"]
-    table.row[w.L_FLUSHED] = saved.step
+    table.row["flushed"] = saved.step
 
 
-def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(steps, ids) of the spikes of this shard's neurons that somebody may still feel."""
+def _spikes_in_transit(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (steps, ids) of the spikes of this shard's neurons that can still arrive somewhere."""
     now, me, populations = shard.step, shard.me, len(shard.network.populations)
     steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for s in range(max(1, now - shard.longest_delay + 1), now + 1):
@@ -259,15 +259,15 @@ def _spikes_under_way(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64
             slot, first = s % shard.slots, shard._history_first[me]
             found = shard._history_ids[slot, first : first + shard._history_offsets[slot, me, populations]]
         else:
-            box = shard.outboxes.slot(me, s)
-            found = box[populations + 1 : populations + 1 + int(box[populations])]
+            buffer = shard.spike_buffers.slot(me, s)
+            found = buffer[populations + 1 : populations + 1 + int(buffer[populations])]
         ids.append(found.astype(np.int64))
         steps.append(np.full(len(found), s))
     return np.concatenate(steps), np.concatenate(ids)
 
 
-def spikes_heard(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(steps, ids) of the spikes of others that this shard has taken in and may still feel."""
+def received_spikes(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (steps, ids) of the spikes received from other shards that can still arrive at this one."""
     now, populations = shard.step, len(shard.network.populations)
     steps, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for worker, first in enumerate(shard._history_first):
@@ -281,16 +281,16 @@ def spikes_heard(shard: Shard) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.concatenate(steps), np.concatenate(ids)
 
 
-def _put_spikes_under_way(shard: Shard, saved: Saved) -> None:
+def _put_spikes_in_transit(shard: Shard, saved: Saved) -> None:
     now, me, populations = saved.step, shard.me, len(shard.network.populations)
     shard._history_offsets[:] = 0
-    holder = np.empty(shard.network.neuron_count, np.int64)  # the shard of each neuron
+    holder = np.empty(shard.network.neuron_count, np.int64)  # shard of each neuron
     for worker, slices in enumerate(shard.placement):
         for part in slices:
             first = shard.network.populations[part.population].first_id
             holder[first + part.first : first + part.last] = worker
-    # The others read this shard's spikes from its outbox, each as far back as its own lag.
-    oldest_read = now - int(shard.outboxes.lags[:, me].max())
+    # Other shards read this shard's spikes from its buffer, each as far back as its lag.
+    oldest_read = now - int(shard.spike_buffers.lags[:, me].max())
     for s in range(max(1, now - shard.longest_delay + 1), now + 1):
         ids = np.sort(saved.spike_ids[saved.spike_steps == s])
         for worker in range(len(shard.placement)):
@@ -301,6 +301,6 @@ def _put_spikes_under_way(shard: Shard, saved: Saved) -> None:
                 shard._history_ids[slot, first : first + len(theirs)] = theirs
                 shard._history_offsets[slot, worker] = offsets
             if worker == me and s > oldest_read:
-                box = shard.outboxes.slot(me, s)
-                box[: populations + 1] = offsets
-                box[populations + 1 : populations + 1 + len(theirs)] = theirs
+                buffer = shard.spike_buffers.slot(me, s)
+                buffer[: populations + 1] = offsets
+                buffer[populations + 1 : populations + 1 + len(theirs)] = theirs

@@ -1,4 +1,4 @@
-"""A CUDA context: a device, memory on it, and kernels that are compiled from source while the program runs."""
+"""CUDA context: a device, memory on it, and kernels compiled from source at run time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from neuraxis.errors import (
     InvalidType,
     NeuraxisError,
 )
-from neuraxis.gpu import current
+from neuraxis.gpu import launcher as current
 from neuraxis.gpu.arguments import is_device_array, is_tensor
 from neuraxis.gpu.failures import cuda_calls, has_failed
 from neuraxis.gpu.kernel import Compiled, Kernel, compiled
-from neuraxis.gpu.launcher import Launcher
+from neuraxis.gpu.launcher import KernelTimes, Launcher, Profile
 from neuraxis.gpu.memory import DeviceMemory
-from neuraxis.gpu.profile import KernelTimes, Profile
 from neuraxis.gpu.sources import cache_key
-from neuraxis.gpu.tensors import host_array, shared_with_cupy
+from neuraxis.gpu.tensors import as_cupy_array, host_array
 
 __all__ = ["CudaContext"]
 
@@ -32,20 +31,40 @@ _STANDARD = "-std=c++17"
 
 
 class CudaContext:
-    """A GPU to run kernels on; a context manager, which may be entered again within itself.
+    """GPU to allocate memory on and to run kernels on.
 
-    A process can have several, of one device or of more, one after the other or side by side; threads may share one.
-    `stop` gives back the memory that was allocated here and that nobody uses any more. Arrays, and tensors made of
-    them, that are still held stay valid and are freed when they are let go.
+    It is a reentrant context manager: entering calls `start`, leaving the outermost block calls `close`. A process can
+    have several contexts, of one device or of more; threads may share one. `close` frees the memory that was allocated
+    here and is no longer referenced. Arrays, and tensors that share their memory, stay valid while they are referenced.
 
-    Args:
-        device_id: which GPU, as CUDA counts them in this process.
-        enable_profiling: take the time of every launch; see `profile`.
-        check_launches: wait for each launch to end, so that an error in a kernel is raised by the launch that caused it
-            and not by a later call. For finding errors: it is slow.
+    Parameters
+    ----------
+    device_id : int
+        Number of the GPU in this process.
+    enable_profiling : bool
+        Measure the time of every launch; see `profile`.
+    check_launches : bool
+        Wait for each launch, so that an error in a kernel is raised by the launch that caused it instead of by a later
+        call. Slow; for debugging.
 
-    Raises:
-        DeviceUnavailable: by `start`, and so by `with`: there is no CuPy, no driver, or no such device.
+    Raises
+    ------
+    DeviceUnavailable
+        On starting: if there is no CuPy, no driver, or no such device.
+    InvalidArgument, InvalidType
+        If `device_id` is not an integer of 0 or more.
+
+    Examples
+    --------
+    ::
+
+        source = "__global__ void scale(float *x, int n, float a) {"
+                 " int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= a; }"
+        with CudaContext() as cuda:
+            scale = cuda.get_kernel("scale", source, "scale")
+            x = cuda.to_gpu(np.ones(1000, np.float32))
+            scale(x, 1000, 2.0, block=256, grid=4)
+            print(cuda.from_gpu(x)[:3])
     """
 
     def __init__(self, device_id: int = 0, enable_profiling: bool = False, *, check_launches: bool = False) -> None:
@@ -64,21 +83,29 @@ class CudaContext:
         self._compiled: dict[str, Compiled] = {}
         self._kernels: dict[tuple[str, str], Kernel] = {}
         self._depth = 0
-        self._was_stopped = False
+        self._was_closed = False
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<CudaContext of device {self.device_id}, {'running' if self.is_running else 'not running'}>"
 
-    # --- life -------------------------------------------------------------------------------------------
+    # --- start and close --------------------------------------------------------------------------------
 
     def start(self) -> CudaContext:
-        """Take the device into use. A context that was stopped can be started again, with nothing in it."""
+        """Start using the device, and return self. A closed context can be started again, and is then empty.
+
+        Raises
+        ------
+        AlreadyInitialized
+            If it is running.
+        DeviceUnavailable
+            If there is no CuPy, no driver, or no such device.
+        """
         with self._lock:
             if self._launcher is not None:
-                raise AlreadyInitialized("this CudaContext is running already")
+                raise AlreadyInitialized("this CudaContext is running already. Call close() before start()")
             self._start()
-            current.entered(self)
+            current.push_context(self)
         return self
 
     def _start(self) -> None:
@@ -89,16 +116,19 @@ class CudaContext:
             self._memory = DeviceMemory(cupy, self.device_id, owner)
             self._launcher = launcher
 
-    def stop(self) -> None:
-        """Wait for what runs, and give back memory and kernels. Can be called again.
+    def close(self) -> None:
+        """Wait for running kernels, and free memory and kernels. A second call does nothing.
 
-        KernelFailed, after all is given back, if a kernel failed and nobody has been told so yet.
+        Raises
+        ------
+        KernelFailed
+            After everything was freed, if a kernel failed and this was not reported yet.
         """
-        current.ended(self)
+        current.remove_context(self)
         with self._lock:
             launcher, memory = self._launcher, self._memory
             self._launcher = self._memory = None
-            self._was_stopped = self._was_stopped or launcher is not None
+            self._was_closed = self._was_closed or launcher is not None
             kernels, self._compiled = list(self._compiled.values()), {}
             self._kernels.clear()
         if launcher is None or memory is None:
@@ -113,53 +143,74 @@ class CudaContext:
             if failed:
                 never_free(kernel.function for kernel in kernels)
 
+    def stop(self) -> None:
+        """Do the same as `close`."""
+        self.close()
+
     @property
     def is_running(self) -> bool:
+        """True between `start` and `close`."""
         return self._launcher is not None
 
     def __enter__(self) -> CudaContext:
         with self._lock:
             if self._launcher is None:
                 self._start()
-            current.entered(self)  # in this thread, whichever one has started it
+            current.push_context(self)  # in this thread, even if another one has started it
             self._depth += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         with self._lock:
-            current.left(self)
+            current.pop_context(self)
             self._depth -= 1
             if self._depth:
                 return
         try:
-            self.stop()
+            self.close()
         except NeuraxisError:
-            if kind is None:  # else the error that is under way says more
+            if kind is None:  # an exception of the block is more informative
                 raise
 
     # --- kernels ----------------------------------------------------------------------------------------
 
     def get_kernel(self, name: str, source: str, function_name: str, *, options: tuple[str, ...] = ()) -> Kernel:
-        """A kernel, compiled from CUDA C++; the same source is compiled once, whatever it is called.
+        """Compile a kernel from CUDA C++. The same source is compiled once, whatever its name.
 
-        Args:
-            name: what errors and profiles call it.
-            source: CUDA C++, as NVRTC takes it. A plain `__global__ void f(...)` needs no `extern "C"`.
-            function_name: which function; of a template, one of its instances ("scale<float>").
-            options: for the compiler, e.g. ("-DWIDTH=8", "--use_fast_math").
+        Parameters
+        ----------
+        name : str
+            Name in errors and profiles.
+        source : str
+            CUDA C++ for NVRTC. A plain ``__global__ void f(...)`` needs no ``extern "C"``.
+        function_name : str
+            Function in `source`; of a template, one of its instances ("scale<float>").
+        options : tuple of str
+            Compiler options, such as ("-DWIDTH=8", "--use_fast_math").
 
-        Raises:
-            KernelCompileError: it does not compile; the text shows the line.
+        Returns
+        -------
+        Kernel
+            Callable that launches the function.
+
+        Raises
+        ------
+        KernelCompileError
+            If it does not compile; the message shows the line.
+        CudaContextClosed
+            If the context is not running.
+        InvalidType
+            If an argument is not a non-empty string, or `options` not a tuple of strings.
         """
         for argument, value in (("name", name), ("source", source), ("function_name", function_name)):
             if not isinstance(value, str) or not value.strip():
-                raise InvalidType(f"get_kernel: {argument}={value!r} must be text, and not empty")
+                raise InvalidType(f"get_kernel: {argument}={value!r} must be a non-empty string")
         if not isinstance(options, tuple) or not all(isinstance(option, str) for option in options):
-            raise InvalidType(f"get_kernel: options={options!r} must be a tuple of texts")
+            raise InvalidType(f"get_kernel: options={options!r} must be a tuple of strings")
         if not any(option.startswith(("-std", "--std")) for option in options):
             options = (_STANDARD, *options)
         key = cache_key(source, function_name, options, str(self.device_id))
-        with self._lock:  # two threads that ask for the same compile it once, and none for a context that was stopped
+        with self._lock:  # threads that request the same kernel compile it once, and none after close
             launcher, _ = self._running()
             if key not in self._compiled:
                 with launcher.device:
@@ -167,21 +218,28 @@ class CudaContext:
             return self._kernels.setdefault((key, name), Kernel(name, self._compiled[key], launcher))
 
     def synchronize(self) -> None:
-        """Wait until all work on the device has ended, that of others included.
+        """Wait for all work on the device, including that of other code.
 
-        Raises:
-            KernelFailed: a kernel failed; it names the kernel, or those that it may have been.
+        Raises
+        ------
+        KernelFailed
+            If a kernel failed; the error names it, or the candidates.
         """
         self._running()[0].synchronize()
 
     def profile(self) -> dict[str, KernelTimes]:
-        """By the kernel's name, how often it was launched and how long it took; waits for what runs.
+        """Return launch counts and times by kernel name; waits for running kernels.
 
-        Times are those of the device, between events before and after each launch, from the construction of this object
-        on. Needs `enable_profiling=True`; can be read after `stop`, too.
+        Times are measured on the device, between events before and after each launch, since this object was created.
+        Can be called after `close`, too.
+
+        Raises
+        ------
+        InvalidArgument
+            Without ``enable_profiling=True``.
         """
         if self._profile is None:
-            raise InvalidArgument("profile(): no times were taken; make the context with enable_profiling=True")
+            raise InvalidArgument("profile(): no times were measured. Create the context with enable_profiling=True")
         launcher = self._launcher
         if launcher is not None:
             launcher.require_open()
@@ -191,7 +249,22 @@ class CudaContext:
     # --- memory -----------------------------------------------------------------------------------------
 
     def allocate(self, shape: Any, dtype: Any) -> Any:
-        """An array of zeros on the GPU (cupy.ndarray)."""
+        """Return an array of zeros on the GPU (cupy.ndarray).
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Shape.
+        dtype : dtype
+            Numeric dtype.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            If the device has not enough free memory.
+        InvalidArgument, InvalidType
+            If shape or dtype is invalid.
+        """
         launcher, memory = self._running()
         wanted, kind = _shape(shape), _dtype(dtype)
         with cuda_calls(f"allocate({wanted}, {kind})", self.device_id), launcher.device:
@@ -200,9 +273,16 @@ class CudaContext:
         return array
 
     def to_gpu(self, array: Any) -> Any:
-        """The values on this GPU (cupy.ndarray): a copy of what is on the host or on another GPU.
+        """Copy an array from the host or another GPU to this GPU (cupy.ndarray).
 
-        Takes NumPy arrays, torch tensors and what NumPy makes arrays of. What is on this GPU already is not copied.
+        Takes NumPy arrays, torch tensors and anything that NumPy converts to an array. Data on this GPU are not copied.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            If the device has not enough free memory.
+        InvalidType
+            If CUDA lacks the dtype.
         """
         launcher, memory = self._running()
         cupy = launcher.cupy
@@ -211,7 +291,7 @@ class CudaContext:
         with cuda_calls("to_gpu", self.device_id), launcher.device:
             if values is None:
                 if is_tensor(array):
-                    array = shared_with_cupy(cupy, array)
+                    array = as_cupy_array(cupy, array)
                 there = cupy.asarray(array)
                 if int(there.data.device_id) == self.device_id:
                     return there
@@ -227,28 +307,36 @@ class CudaContext:
             return here
 
     def from_gpu(self, array: Any) -> np.ndarray:
-        """The values as a NumPy array, once the kernels that were launched before have written them."""
+        """Copy an array from the GPU to a NumPy array, after all earlier kernels have finished.
+
+        Raises
+        ------
+        InvalidType
+            If `array` is not on a GPU.
+        KernelFailed
+            If an earlier kernel failed.
+        """
         launcher, _ = self._running()
         if not is_device_array(array) and not (is_tensor(array) and array.is_cuda):
             raise InvalidType(f"from_gpu takes an array on a GPU, not {type(array).__name__}")
         cupy = launcher.cupy
         with cuda_calls("from_gpu", self.device_id), launcher.device:
-            there = shared_with_cupy(cupy, array) if is_tensor(array) else cupy.asarray(array)
+            there = as_cupy_array(cupy, array) if is_tensor(array) else cupy.asarray(array)
             with there.device:
                 values: np.ndarray = there.get()
         return values
 
     @property
     def used_bytes(self) -> int:
-        """The size of the arrays of this context that are in use."""
+        """Bytes of this context's arrays that are in use."""
         return self._running()[1].used_bytes
 
     def _running(self) -> tuple[Launcher, DeviceMemory]:
         launcher, memory = self._launcher, self._memory
         if launcher is None or memory is None:
-            was = "was stopped" if self._was_stopped else "is not started"
+            was = "was closed" if self._was_closed else "is not started"
             raise CudaContextClosed(
-                f"this CudaContext of device {self.device_id} {was}: use it in a `with`, or call start()"
+                f"this CudaContext of device {self.device_id} {was}. Use it in a `with` statement, or call start()"
             )
         launcher.require_open()
         return launcher, memory
@@ -259,7 +347,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     try:
         numbers = tuple(operator.index(number) for number in given)
     except TypeError:
-        raise InvalidType(f"shape={shape!r} must be whole numbers") from None
+        raise InvalidType(f"shape={shape!r} must consist of integers") from None
     if any(number < 0 for number in numbers):
         raise InvalidArgument(f"shape={shape!r} has a negative number")
     return numbers
@@ -271,5 +359,5 @@ def _dtype(dtype: Any) -> np.dtype:
     except TypeError as error:
         raise InvalidType(f"dtype={dtype!r} is no dtype: {error}") from error
     if kind.kind not in "biufc" or kind.char in "gG" or not kind.isnative:
-        raise InvalidType(f"dtype={dtype!r}: only numbers that CUDA has can be on a GPU")
+        raise InvalidType(f"dtype={dtype!r}: use a numeric dtype that CUDA has")
     return kind

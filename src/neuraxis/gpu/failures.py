@@ -1,9 +1,9 @@
-"""What CUDA reports, as errors of ours; and which kernels a late report may be about.
+"""Translation of CUDA errors, and attribution of late errors to kernels.
 
-A kernel runs after its launch has returned. What goes wrong in it is reported by whatever is called next on that
-device, by anyone in the process. So the names of kernels are kept, by device, from their launch until the device was
-waited for. A wait is about what was launched before it began: launches are numbered, because another thread may launch
-while this one waits.
+A kernel runs after its launch has returned, and the next CUDA call on that device, by any code of the process, reports
+its failure. So the names of launched kernels are stored, by device, until the device was synchronized. A
+synchronization covers kernels that were launched before it began: launches are numbered, because another thread may
+launch kernels at the same time.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from contextlib import contextmanager
 
 from neuraxis.errors import CudaError, DeviceOutOfMemory, KernelFailed, NeuraxisError
 
-__all__ = ["as_ours", "cuda_calls", "has_failed", "note_launch", "waited_for"]
+__all__ = ["cuda_calls", "has_failed", "record_launch", "synchronizing", "translated_error"]
 
-# What a kernel does wrong leaves the device's state in this process unusable: CUDA repeats the error to every call.
-_FAILURES_OF_KERNELS = {
-    700: "it used an address that is not its own",
-    702: "it ran into the time limit of the device",
-    710: "an assertion failed in it",
-    714: "the stack or memory of a thread was corrupted",
-    715: "it met an illegal instruction",
-    716: "it used an address that is not aligned",
-    717: "it used an address of the wrong memory space",
-    718: "its program counter left the program",
-    719: "it failed",
+# After such an error the device is unusable in this process: CUDA repeats the error to every call.
+_KERNEL_FAILURES = {
+    700: "illegal memory access",
+    702: "it exceeded the time limit of the device",
+    710: "an assertion failed",
+    714: "the stack of a thread was corrupted",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "address of the wrong memory space",
+    718: "invalid program counter",
+    719: "launch failure",
 }
 _OUT_OF_MEMORY = 2
 
 _lock = threading.Lock()
-_count = 0  # of launches
-_launched: dict[int, dict[str, int]] = {}  # by device and kernel, the number of its last launch
-_failed: set[int] = set()  # devices that a kernel has taken from this process
+_count = 0  # number of launches
+_launched: dict[int, dict[str, int]] = {}  # device -> kernel -> number of its last launch
+_failed: set[int] = set()  # devices that a failed kernel has made unusable
 
 
-def note_launch(device_id: int, kernel: str) -> None:
-    """A kernel is about to be launched, and then once more: it has been.
+def record_launch(device_id: int, kernel: str) -> None:
+    """Record a launch; called before and after it.
 
-    The first, so that one that fails at once is known by name; the second, because somebody may have waited in between,
-    and what was launched after that is not what was waited for.
+    Before, so that a kernel that fails at once is known by name; after, because another thread may have synchronized in
+    between, which does not cover this launch.
     """
     global _count
     with _lock:
@@ -49,8 +49,8 @@ def note_launch(device_id: int, kernel: str) -> None:
 
 
 @contextmanager
-def waited_for(device_id: int) -> Iterator[None]:
-    """Around a wait for the device: when it ends well, so have all kernels that were launched before."""
+def synchronizing(device_id: int) -> Iterator[None]:
+    """Wrap a synchronization of the device: when it succeeds, earlier launches have succeeded too."""
     with _lock:
         before = _count
     yield
@@ -61,25 +61,25 @@ def waited_for(device_id: int) -> Iterator[None]:
 
 
 def has_failed(device_id: int) -> bool:
-    """Whether a KernelFailed was raised for the device: from then on CUDA only repeats it."""
+    """Return True if a kernel has failed on the device; CUDA repeats that error from then on."""
     with _lock:
         return device_id in _failed
 
 
 @contextmanager
 def cuda_calls(what: str, device_id: int) -> Iterator[None]:
-    """Errors of CUDA and CuPy within become ours. `what`: what is being done, for the text."""
+    """Translate errors of CUDA and CuPy in the block. `what` names the operation for the message."""
     try:
         yield
     except Exception as error:
-        ours = as_ours(what, device_id, error)
-        if ours is None:
+        translated = translated_error(what, device_id, error)
+        if translated is None:
             raise
-        raise ours from error
+        raise translated from error
 
 
-def as_ours(what: str, device_id: int, error: Exception) -> NeuraxisError | None:
-    """An error of CUDA or CuPy as one of ours; None for any other, a lack of memory on the host among them."""
+def translated_error(what: str, device_id: int, error: Exception) -> NeuraxisError | None:
+    """Return the neuraxis error for an error of CUDA or CuPy; None for any other, such as a lack of host memory."""
     kind, status = type(error).__name__, getattr(error, "status", None)
     if kind == "OutOfMemoryError" and isinstance(error, MemoryError):
         return DeviceOutOfMemory(f"{what}: device {device_id} has not enough memory free: {error}")
@@ -91,23 +91,23 @@ def as_ours(what: str, device_id: int, error: Exception) -> NeuraxisError | None
 def _translated(what: str, device_id: int, status: int, text: str) -> NeuraxisError:
     if status == _OUT_OF_MEMORY:
         return DeviceOutOfMemory(f"{what}: device {device_id} has not enough memory free: {text}")
-    if status not in _FAILURES_OF_KERNELS:
+    if status not in _KERNEL_FAILURES:
         return CudaError(f"{what} on device {device_id}: {text}", status=status)
     with _lock:
         _failed.add(device_id)
         names = _launched.get(device_id, {})
         kernels = tuple(sorted(names, key=names.__getitem__))
     if len(kernels) == 1:
-        who = f"kernel {kernels[0]!r} failed on device {device_id}"
+        subject = f"kernel {kernels[0]!r} failed on device {device_id}"
     elif kernels:
-        told = ", ".join(map(repr, kernels))
-        who = f"a kernel failed on device {device_id}, one of those launched since it was last waited for: {told}"
+        candidates = ", ".join(map(repr, kernels))
+        subject = f"a kernel failed on device {device_id}, launched since the last synchronization: one of {candidates}"
     else:
-        who = f"a kernel failed on device {device_id}, and it was launched by other code than neuraxis"
-    exactly = "" if len(kernels) == 1 else " CudaContext(check_launches=True) tells which."
+        subject = f"a kernel failed on device {device_id}, and it was launched by other code than neuraxis"
+    exactly = "" if len(kernels) == 1 else " CudaContext(check_launches=True) shows which one."
     return KernelFailed(
-        f"{who}: {_FAILURES_OF_KERNELS[status]} ({text}; noticed in {what}). CUDA cannot be used in this process "
-        f"any more: start a new one.{exactly}",
+        f"{subject}: {_KERNEL_FAILURES[status]} ({text}; detected in {what}). CUDA is unusable in this process "
+        f"from now on: start a new one.{exactly}",
         kernels=kernels,
         status=status,
     )

@@ -1,65 +1,51 @@
-"""A compiled kernel, and how it is launched."""
+"""Compilation of kernels, with errors that show the user's source lines, and their launch."""
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neuraxis.arguments import is_whole
 from neuraxis.devices import compiler_missing
-from neuraxis.errors import CudaContextClosed, InvalidArgument
-from neuraxis.gpu.arguments import QuickMatch, is_device_array, is_tensor, matched
-from neuraxis.gpu.compile_log import compile_error
+from neuraxis.errors import CudaContextClosed, InvalidArgument, KernelCompileError
+from neuraxis.gpu.arguments import Geometry, Limits, QuickMatch, is_device_array, is_tensor, matched
 from neuraxis.gpu.failures import cuda_calls
-from neuraxis.gpu.geometry import Geometry, Limits
 from neuraxis.gpu.launcher import Launcher
-from neuraxis.gpu.memory import has_stopped_memory, memory_of
-from neuraxis.gpu.sources import Parameter, parameters_of
-from neuraxis.gpu.tensors import let_torch_wait, shared_with_cupy
+from neuraxis.gpu.memory import has_closed_memory, memory_of
+from neuraxis.gpu.sources import Parameter, kernel_names, parameters_of
+from neuraxis.gpu.tensors import as_cupy_array, make_torch_wait
 
-__all__ = ["Compiled", "Kernel", "compiled"]
+__all__ = ["Compiled", "Kernel", "compile_error", "compiled"]
 
-_SHARED_MEMORY_WITHOUT_ASKING = 48 * 1024
-_MOST_GEOMETRIES = 256  # that a kernel remembers as possible
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A function on a device, what it takes, and how it may be launched."""
-
-    function: Any
-    parameters: tuple[Parameter, ...] | None
-    limits: Limits
-
-
-def compiled(launcher: Launcher, name: str, source: str, function_name: str, options: tuple[str, ...]) -> Compiled:
-    """Compile for the current device; KernelCompileError shows what is wrong with which line."""
-    cupy = launcher.cupy
-    # NVRTC is asked for the function by its C++ name and tells the mangled one: so plain functions, extern "C" ones,
-    # those in namespaces and templates ("scale<float>") all are found.
-    module = cupy.RawModule(code=source, options=options, name_expressions=(function_name,))
-    try:
-        with cuda_calls(f"loading kernel {name!r}", launcher.device_id):
-            function = module.get_function(function_name)
-            most = int(function.max_threads_per_block)
-    except cupy.cuda.compiler.CompileException as error:
-        raise compile_error(name, function_name, source, str(error), error.name) from None
-    except (RuntimeError, OSError) as error:
-        if "nvrtc" in str(error).lower():
-            raise compiler_missing(error) from error
-        raise
-    return Compiled(function, parameters_of(source, function_name), replace(launcher.limits, threads=most))
+_DIAGNOSTIC = re.compile(r"^(?P<file>.*?)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)$")
+_NAME_MAP_FILE = "__nv_name_map"  # pseudo-file in which NVRTC looks up the requested functions
+_MOST = 5  # further errors are mostly consequences of the first ones
+_DEFAULT_SHARED_MEMORY = 48 * 1024
+_MOST_GEOMETRIES = 256  # checked launch shapes that a kernel caches
 
 
 class Kernel:
-    """A function on the GPU: call it with its arguments, and with the `block` and `grid` to run it in.
+    """Compiled CUDA function; `CudaContext.get_kernel` returns it.
 
-    It returns when the launch is under way; `synchronize()` and `from_gpu()` of the context wait for it. It runs in the
-    order of CuPy's current stream. Where it is given tensors of torch, torch's current stream comes before and after.
+    A call returns after the launch, before the kernel has finished; `CudaContext.synchronize` and `from_gpu` wait for
+    it. It runs in the order of CuPy's current stream. If torch tensors are among the arguments, it is also ordered with
+    torch's current stream.
 
-    Attributes:
-        name: what it was asked for by; errors and profiles call it so.
-        parameters: what it takes, as far as its source says so in plain C types; else None.
+    Attributes
+    ----------
+    name : str
+        Name in errors and profiles.
+    parameters : tuple of Parameter or None
+        Parameters, if the source states them in plain C types.
+
+    Examples
+    --------
+    ::
+
+        kernel = cuda.get_kernel("scale", source, "scale")
+        kernel(array, np.int32(array.size), np.float32(2.0), block=256, grid=(array.size + 255) // 256)
     """
 
     def __init__(self, name: str, compiled: Compiled, launcher: Launcher) -> None:
@@ -76,21 +62,35 @@ class Kernel:
         return f"<Kernel {self.name!r} ({taken}) on device {self._launcher.device_id}>"
 
     def __call__(self, *arguments: Any, block: Any, grid: Any, shared_mem: int = 0) -> None:
-        """Launch it.
+        """Launch the kernel.
 
-        Args:
-            arguments: arrays on this GPU (contiguous, of the dtype that the kernel reads), NumPy scalars of the C type
-                that the kernel takes, or Python's numbers where that type is known; None for a null pointer.
-            block: threads in a block, 1 to 3 numbers.
-            grid: blocks, 1 to 3 numbers.
-            shared_mem: bytes of shared memory for each block, beside what the kernel declares itself.
+        Parameters
+        ----------
+        *arguments
+            Contiguous arrays on this GPU of the dtype that the kernel reads, NumPy scalars of the C type that it takes,
+            or Python numbers where that type is known; None for a null pointer.
+        block : int or tuple of int
+            Threads per block, 1 to 3 numbers.
+        grid : int or tuple of int
+            Blocks, 1 to 3 numbers.
+        shared_mem : int
+            Bytes of dynamic shared memory per block.
+
+        Raises
+        ------
+        InvalidArgument, InvalidType
+            If an argument, block or grid does not fit; the error names it.
+        CudaContextClosed
+            If the context of the kernel or of an array was closed.
+        KernelFailed, CudaError
+            If CUDA reports an error, possibly of an earlier launch.
         """
         geometry = self._geometry(block, grid)
-        if isinstance(shared_mem, bool) or not isinstance(shared_mem, int) or shared_mem < 0:
-            raise InvalidArgument(f"shared_mem={shared_mem!r} must be a number of bytes")
+        if not is_whole(shared_mem) or shared_mem < 0:
+            raise InvalidArgument(f"shared_mem={shared_mem!r} must be an integer number of bytes")
         given = self._quick(arguments, self._launcher.device_id)
         has_tensors = given is None and any(map(is_tensor, arguments))
-        if given is None or has_stopped_memory():
+        if given is None or has_closed_memory():
             given = matched(self.name, tuple(map(self._on_device, arguments)), self.parameters)
             for position, array in enumerate(given):
                 if isinstance(array, self._cupy.ndarray):
@@ -99,11 +99,11 @@ class Kernel:
 
     def _start(self, geometry: Geometry, given: tuple[Any, ...], shared_mem: int, has_tensors: bool) -> None:
         function = self._compiled.function
-        if shared_mem > _SHARED_MEMORY_WITHOUT_ASKING:
+        if shared_mem > _DEFAULT_SHARED_MEMORY:
             _allow_shared_memory(function, shared_mem)
         function(geometry.grid, geometry.block, given, shared_mem=shared_mem)
         if has_tensors:
-            let_torch_wait(self._cupy, self._launcher.device_id)
+            make_torch_wait(self._cupy, self._launcher.device_id)
 
     def _geometry(self, block: Any, grid: Any) -> Geometry:
         if not (_is_exact(block) and _is_exact(grid)):
@@ -117,9 +117,9 @@ class Kernel:
         return known
 
     def _on_device(self, value: Any) -> Any:
-        """What another library has in the memory of a GPU, as an array of CuPy on the same memory."""
+        """Return GPU memory of another library as a CuPy array on the same memory."""
         if is_tensor(value) and value.is_cuda:
-            return shared_with_cupy(self._cupy, value)
+            return as_cupy_array(self._cupy, value)
         if is_device_array(value) and not isinstance(value, self._cupy.ndarray):
             return self._cupy.asarray(value)
         return value
@@ -129,12 +129,12 @@ class Kernel:
         if there != here:
             raise InvalidArgument(
                 f"{self._place(position)}: the array is on device {there}, and this context has device {here}; "
-                "to_gpu(array) of this context brings it over"
+                "to_gpu(array) of this context copies it"
             )
         memory = memory_of(int(array.data.ptr))
         if memory is not None and not memory.open:
             raise CudaContextClosed(
-                f"{self._place(position)}: the array belongs to {memory.owner}, which was stopped; copy it with "
+                f"{self._place(position)}: the array belongs to {memory.owner}, which was closed. Copy it with "
                 "cupy.array(array), or allocate it in this context"
             )
 
@@ -142,13 +142,96 @@ class Kernel:
         return f"kernel {self.name!r}, argument {position}"
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """Compiled function on a device, its parameters and its launch limits."""
+
+    function: Any
+    parameters: tuple[Parameter, ...] | None
+    limits: Limits
+
+
+def compiled(launcher: Launcher, name: str, source: str, function_name: str, options: tuple[str, ...]) -> Compiled:
+    """Compile for the current device; KernelCompileError shows the faulty line."""
+    cupy = launcher.cupy
+    # NVRTC translates the C++ name into the mangled one, so plain functions, extern "C" ones, those in namespaces and
+    # template instances ("scale<float>") are all found.
+    module = cupy.RawModule(code=source, options=options, name_expressions=(function_name,))
+    try:
+        with cuda_calls(f"loading kernel {name!r}", launcher.device_id):
+            function = module.get_function(function_name)
+            most = int(function.max_threads_per_block)
+    except cupy.cuda.compiler.CompileException as error:
+        raise compile_error(name, function_name, source, str(error), error.name) from None
+    except (RuntimeError, OSError) as error:
+        if "nvrtc" in str(error).lower():
+            raise compiler_missing(error) from error
+        raise
+    return Compiled(function, parameters_of(source, function_name), replace(launcher.limits, threads=most))
+
+
+@dataclass(frozen=True)
+class _Diagnostic:
+    file: str
+    line: int
+    text: str
+
+
+def compile_error(name: str, function_name: str, source: str, log: str, file: str) -> KernelCompileError:
+    """Return the error for a source that does not compile.
+
+    Parameters
+    ----------
+    name : str
+        User's name of the kernel.
+    function_name : str
+        Requested function.
+    source : str
+        Compiled source.
+    log : str
+        Output of the compiler.
+    file : str
+        Name of the source in that output.
+    """
+    diagnostics = [
+        _Diagnostic(found["file"], int(found["line"]), found["text"])
+        for line in log.splitlines()
+        if (found := _DIAGNOSTIC.match(line.strip()))
+    ]
+    lines = source.splitlines()
+    mine = [one for one in diagnostics if one.file == file and 1 <= one.line <= len(lines)]
+    if not mine and any(one.file == _NAME_MAP_FILE for one in diagnostics):
+        there = ", ".join(kernel_names(source)) or "no __global__ function"
+        text = f"the source of kernel {name!r} has no kernel {function_name!r}; it has {there}"
+        return KernelCompileError(text, kernel=name, log=log)
+    first = mine[0] if mine else None
+    report = [f"kernel {name!r} does not compile:"]
+    for diagnostic in diagnostics[:_MOST]:
+        if diagnostic in mine:
+            report.append(f"  line {diagnostic.line}: {diagnostic.text}")
+            report.append(f"  {diagnostic.line:>5} | {lines[diagnostic.line - 1]}")
+        else:
+            report.append(f"  {diagnostic.file}({diagnostic.line}): {diagnostic.text}")
+    if len(diagnostics) > _MOST:
+        report.append(f"  and {len(diagnostics) - _MOST} more errors (see the attribute `log`)")
+    if not diagnostics:
+        report += [f"  {line}" for line in log.strip().splitlines()[:20]]
+    return KernelCompileError(
+        "\n".join(report),
+        kernel=name,
+        line=first.line if first else None,
+        source_line=lines[first.line - 1] if first else "",
+        log=log,
+    )
+
+
 _growing = threading.Lock()
 
 
 def _allow_shared_memory(function: Any, size: int) -> None:
-    """What a function may have only grows: another thread may be about to launch the same one with more.
+    """Raise the shared memory limit of a function; it never shrinks, since another thread may need more.
 
-    CuPy loads a source once for all contexts, so the functions of several may be one.
+    CuPy loads a source once for all contexts, so several contexts may share a function.
     """
     with _growing:
         if int(function.max_dynamic_shared_size_bytes) < size:
@@ -156,5 +239,5 @@ def _allow_shared_memory(function: Any, size: int) -> None:
 
 
 def _is_exact(numbers: Any) -> bool:
-    """Whether equal means the same: not so for 1, 1.0 and True, of which only the first is a number of blocks."""
+    """Return True for exact integers, which can be cached: 1 == 1.0 == True, but only 1 is a number of blocks."""
     return type(numbers) is int or (type(numbers) is tuple and all(type(number) is int for number in numbers))

@@ -1,12 +1,11 @@
 """Memory on a device that belongs to one context.
 
-Each context has a pool of its own, so that stopping one frees nothing of another, of CuPy's own arrays or of torch. An
-array is freed when nothing uses it any more, neither it nor a tensor made of it: memory that went away under an array's
-feet would end CUDA in this process. So stopping gives back all that nobody holds, and the rest follows by itself when
-it is let go; until then its values can be read, and no kernel takes it.
+Each context has its own pool, so that closing one frees nothing of another context, of CuPy or of torch. An array is
+freed when nothing refers to it, neither the array nor a tensor that shares its memory: freeing memory in use would make
+CUDA unusable in this process. So closing a context frees everything that is unreferenced, and the rest follows when its
+last reference is gone; until then its values can be read, and no kernel accepts it.
 
-Which context an array belongs to is found by its address, because views, and tensors that come back from torch, keep
-nothing else of it.
+The context of an array is found by address, because views, and tensors that come back from torch, keep nothing else.
 """
 
 from __future__ import annotations
@@ -24,15 +23,11 @@ from neuraxis.devices import never_free
 from neuraxis.errors import CudaContextClosed
 from neuraxis.gpu.failures import cuda_calls
 
-__all__ = ["DeviceMemory", "has_stopped_memory", "memory_of"]
+__all__ = ["DeviceMemory", "has_closed_memory", "memory_of"]
 
 
 class DeviceMemory:
-    """What one context has allocated. `owner` says whose it is, in texts.
-
-    Attributes:
-        open: whether the context is running.
-    """
+    """Allocations of one context. `owner` describes it in messages; `open` is True while it runs."""
 
     def __init__(self, cupy: Any, device_id: int, owner: str) -> None:
         self.open = True
@@ -40,17 +35,17 @@ class DeviceMemory:
         self._cupy = cupy
         self._device_id = device_id
         self._pool: Any = cupy.cuda.MemoryPool()
-        self._lock = threading.RLock()  # of the pool, and of what is added to the blocks
+        self._lock = threading.RLock()  # for the pool and for adding blocks
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """An array (cupy.ndarray) with whatever was there before in it; the caller has made the device current."""
+        """Return an uninitialized array (cupy.ndarray); the caller has made the device current."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return self._cupy.ndarray(shape, dtype)
         with self._lock:
             if self._pool is None:
-                raise CudaContextClosed(f"{self.owner} was stopped while memory was asked of it")
+                raise CudaContextClosed(f"{self.owner} was closed during an allocation. Use a running context")
             block = Block(self._pool.malloc(size), size, self)
             self._blocks.add(block)
         _registry.add(block)
@@ -59,20 +54,20 @@ class DeviceMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Of arrays that are in use; the pool keeps more, for the next ones."""
+        """Bytes of arrays that are in use; the pool holds more for later ones."""
         with self._lock:
             return sum(block.size for block in self._blocks)
 
     def close(self, free: bool = True) -> None:
-        """Give back what nobody uses; what somebody does goes back to the device when it is let go.
+        """Free unreferenced memory; the rest is freed with its last reference.
 
-        `free=False`, for a device that a failed kernel has left unusable: freeing would fail, too, and the memory ends
-        with the process.
+        With `free=False`, for a device that a failed kernel has made unusable, nothing is freed before the process
+        ends, because freeing would fail.
         """
         with self._lock:
             _closed.add(weakref.ref(self, _closed.discard))
             self.open = False
-            pool, self._pool = self._pool, None  # without its pool, memory that is let go is freed and not kept
+            pool, self._pool = self._pool, None  # without its pool, released memory is freed and not kept
         if pool is None:
             return
         if not free:
@@ -82,12 +77,12 @@ class DeviceMemory:
             pool.free_all_blocks()
 
 
-# Memory of stopped contexts of which somebody still holds a block: a block holds its memory, and nobody else does.
+# Memory of closed contexts with a block that is still referenced; only the block refers to its memory.
 _closed: set[weakref.ref[DeviceMemory]] = set()
 
 
 class Block:
-    """The memory of one array; it lives as long as anything that uses it."""
+    """Memory of one array; it lives as long as anything that uses it."""
 
     __slots__ = ("__weakref__", "_pointer", "address", "memory", "size")
 
@@ -99,50 +94,50 @@ class Block:
 
 
 def memory_of(address: int) -> DeviceMemory | None:
-    """Whose memory is at the address: a context's, or None for memory that no context of ours has allocated."""
+    """Return the memory that contains an address, or None if no context allocated it."""
     block = _registry.find(address)
     return None if block is None else block.memory
 
 
-def has_stopped_memory() -> bool:
-    """Whether anybody holds an array of a context that was stopped. If not, no address needs to be looked up."""
+def has_closed_memory() -> bool:
+    """Return True if an array of a closed context is referenced. If not, no address needs to be looked up."""
     return bool(_closed)
 
 
 class _Registry:
-    """The blocks that are in use, by address.
+    """Blocks in use, by address.
 
-    A block may die anywhere, within these methods as well (a collection of garbage): its death is put down, without a
-    lock, and seen to later.
+    The garbage collector may free a block at any time, also within these methods. So a weak reference callback only
+    appends it to a queue, without a lock, and later calls remove it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._addresses: list[int] = []
         self._blocks: dict[int, weakref.ref[Block]] = {}
-        self._dead: deque[tuple[int, weakref.ref[Block]]] = deque()
+        self._freed: deque[tuple[int, weakref.ref[Block]]] = deque()
 
     def add(self, block: Block) -> None:
         address = block.address
-        reference = weakref.ref(block, lambda dead: self._dead.append((address, dead)))
+        reference = weakref.ref(block, lambda freed: self._freed.append((address, freed)))
         with self._lock:
-            self._bury()
-            if address not in self._blocks:  # else one that died a moment ago was there
+            self._remove_freed()
+            if address not in self._blocks:  # else the block there was freed a moment ago
                 insort(self._addresses, address)
             self._blocks[address] = reference
 
     def find(self, address: int) -> Block | None:
         with self._lock:
-            self._bury()
+            self._remove_freed()
             place = bisect_right(self._addresses, address) - 1
             if place < 0:
                 return None
             block = self._blocks[self._addresses[place]]()
         return block if block is not None and address < block.address + block.size else None
 
-    def _bury(self) -> None:
-        while self._dead:
-            address, reference = self._dead.popleft()
+    def _remove_freed(self) -> None:
+        while self._freed:
+            address, reference = self._freed.popleft()
             if self._blocks.get(address) is reference:
                 del self._blocks[address]
                 self._addresses.pop(bisect_right(self._addresses, address) - 1)

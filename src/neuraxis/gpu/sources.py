@@ -1,9 +1,9 @@
-"""What can be known of CUDA source without a compiler: which kernels it has, and what they take.
+"""Parsing of CUDA source without a compiler: which kernels it has, and their parameters.
 
-A launch hands over bare memory: an argument too few, an int64 for an int, a float64 array for a float pointer, and the
-kernel reads something else than was meant, without a word. So the parameters of a kernel are read from its source, and
-arguments are held against them. Only plain C types are read; what is not understood (a typedef, a template's T, a
-struct) is left unchecked, and a kernel that comes out of a macro has no parameters that are known.
+A launch passes raw memory: with a missing argument, an int64 for an int, or a float64 array for a float pointer the
+kernel silently reads wrong values. So the parameters of a kernel are read from its source, and arguments are checked
+against them. Only plain C types are parsed; others (a typedef, a template's T, a struct) are not checked, and a kernel
+that a macro generates has unknown parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ __all__ = ["Parameter", "cache_key", "kernel_names", "parameters_of"]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel.
+    """Parameter of a kernel.
 
-    Attributes:
-        text: as the source has it, e.g. "const float *input".
-        pointer: whether it is one; None if that is not known.
-        dtype: of the value, or of what is pointed to; None if it is no plain type.
+    Attributes
+    ----------
+    text : str
+        Declaration in the source, such as "const float *input".
+    pointer : bool or None
+        Pointer or value; None if unknown.
+    dtype : numpy.dtype or None
+        Type of the value, or of the pointer's target; None if it is not a plain type.
     """
 
     text: str
@@ -34,28 +38,28 @@ class Parameter:
 
 
 def cache_key(source: str, function_name: str, options: tuple[str, ...], device: str) -> str:
-    """The same text for what compiles to the same function: the source counts, and no name that a user gave it."""
+    """Return a key that is equal for sources that compile to the same function; the user's name does not count."""
     parts = [source, function_name, device, *options]
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode()
-        digest.update(len(content).to_bytes(8, "little") + content)  # so that no two lists of parts run together
+        digest.update(len(content).to_bytes(8, "little") + content)  # lengths keep different lists apart
     return digest.hexdigest()
 
 
 def kernel_names(source: str) -> list[str]:
-    """The names of the `__global__` functions in `source`, in its order."""
+    """Return the names of the `__global__` functions in `source`, in order."""
     return list(_kernels(source))
 
 
 def parameters_of(source: str, function_name: str) -> tuple[Parameter, ...] | None:
-    """What the kernel takes; None where the source does not say it in so many words.
+    """Return the parameters of a kernel; None if the source does not state them.
 
     `function_name` may be qualified and have template arguments ("ns::scale<float>").
     """
     plain = re.sub(r"<.*", "", function_name).rpartition("::")[2].strip()
     lists = _kernels(source).get(plain, [])
-    if not lists or any(one != lists[0] for one in lists[1:]):  # none, or several that differ: overloads, #if
+    if not lists or any(one != lists[0] for one in lists[1:]):  # none, or different ones: overloads, #if
         return None
     return tuple(_parameter(text) for text in lists[0])
 
@@ -64,12 +68,12 @@ def parameters_of(source: str, function_name: str) -> tuple[Parameter, ...] | No
 
 _IDENTIFIER_BEFORE = re.compile(r"([A-Za-z_]\w*)\s*$")
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__", "__attribute__", "__align__"}
-# Comments, texts, and what is for the preprocessor.
+# Comments, string literals and preprocessor directives.
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?m:^[ \t]*#(?:\\\n|[^\n])*)', re.DOTALL)
 
 
 def _kernels(source: str) -> dict[str, list[list[str]]]:
-    """By name, the parameters of each declaration as text."""
+    """Return the parameter declarations of each kernel, by name."""
     code = _NO_CODE.sub(" ", source)
     found: dict[str, list[list[str]]] = {}
     for mark in re.finditer(r"\b__global__\b", code):
@@ -97,7 +101,7 @@ def _closing(code: str, opening: int) -> int | None:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no brackets."""
+    """Split at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
@@ -134,14 +138,14 @@ def _parameter(text: str) -> Parameter:
     words = [word for word in declaration.split() if word not in _QUALIFIERS]
     dtype = _dtype(words)
     if stars > 1:
-        return Parameter(text, True, np.dtype(np.uint64))  # pointers to pointers are addresses
+        return Parameter(text, True, np.dtype(np.uint64))  # a pointer to pointers reads addresses
     if stars == 0 and dtype is None:
         return Parameter(text, None, None)  # an alias may be a pointer
     return Parameter(text, stars == 1, dtype)
 
 
 def _dtype(words: list[str]) -> np.dtype | None:
-    """The type that the words name; a last word that is the parameter's own name counts for nothing."""
+    """Return the type that the words name, ignoring a parameter name at the end."""
     integer = [word for word in words if word in _INTEGER_WORDS]
     others = [word for word in words if word not in _INTEGER_WORDS]
     if integer:
@@ -159,7 +163,7 @@ def _integer(words: list[str]) -> np.dtype:
     elif words.count("long") == 2:
         size = 8
     elif "long" in words:
-        size = ctypes.sizeof(ctypes.c_long)  # CUDA's is the host compiler's: 4 bytes on Windows, 8 elsewhere
+        size = ctypes.sizeof(ctypes.c_long)  # as of the host compiler: 4 bytes on Windows, 8 elsewhere
     else:
         size = 4
     return np.dtype(f"{'u' if 'unsigned' in words else 'i'}{size}")

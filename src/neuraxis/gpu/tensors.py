@@ -1,32 +1,57 @@
-"""Tensors, arrays of NumPy and arrays on a GPU, made of each other; without a copy where both are on the device."""
+"""Conversion between torch tensors, NumPy arrays and GPU arrays, without a copy where both are on the device."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from typing import Any
 
 import numpy as np
 
+from neuraxis import imports as optional
 from neuraxis.devices import require_cupy, require_device
-from neuraxis.errors import BackendUnavailable, DeviceUnavailable, InvalidType
+from neuraxis.errors import DeviceUnavailable, InvalidType
 from neuraxis.gpu.arguments import is_device_array, is_tensor
-from neuraxis.gpu.current import current_context
 from neuraxis.gpu.failures import cuda_calls
+from neuraxis.gpu.launcher import current_context
 
-__all__ = ["gpu_to_tensor", "host_array", "let_torch_wait", "shared_with_cupy", "tensor_to_gpu"]
+__all__ = ["as_cupy_array", "gpu_to_tensor", "host_array", "make_torch_wait", "tensor_to_gpu"]
 
 
 def tensor_to_gpu(tensor: Any) -> Any:
-    """The tensor as an array on a GPU (cupy.ndarray).
+    """Convert a tensor or array to an array on a GPU.
 
-    A tensor that is on a GPU already is not copied: tensor and array are the same memory. What is on the host (a torch
-    tensor, a NumPy array) is copied to the device of the CudaContext that this thread has entered last, and belongs to
-    it; without one, to CuPy's current device. Gradients are not followed.
+    A tensor that is on a GPU is not copied: tensor and array share memory. Host data are copied to the device of the
+    CudaContext that this thread entered last, and belong to it; without one, to CuPy's current device. Gradients are
+    not tracked.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, ndarray or GPU array
+        Numbers of any shape.
+
+    Returns
+    -------
+    cupy.ndarray
+        Array of the same shape and dtype.
+
+    Raises
+    ------
+    DeviceUnavailable
+        If there is no CuPy or no GPU.
+    DeviceOutOfMemory
+        If the device has not enough free memory.
+    InvalidType
+        If CUDA lacks the dtype.
+
+    Examples
+    --------
+    ::
+
+        with CudaContext() as cuda:
+            array = tensor_to_gpu(torch.zeros(1000))
     """
     if is_tensor(tensor) and tensor.is_cuda:
         with cuda_calls("tensor_to_gpu", int(tensor.device.index)):
-            return shared_with_cupy(require_cupy(), tensor)
+            return as_cupy_array(require_cupy(), tensor)
     if is_device_array(tensor):
         return require_cupy().asarray(tensor)
     context = current_context()
@@ -38,48 +63,69 @@ def tensor_to_gpu(tensor: Any) -> Any:
 
 
 def gpu_to_tensor(gpu_array: Any) -> Any:
-    """The array as a torch tensor on the same GPU: the same memory, without a copy.
+    """Convert an array on a GPU to a torch tensor on the same memory, without a copy.
 
-    What torch does with it next, on its current stream, waits for what CuPy's current stream was given before. The
-    memory stays as long as either of them. `.cpu()` of the tensor, or `from_gpu` of the context, brings it to the
-    host.
+    Torch's next operation on its current stream waits for earlier work on CuPy's current stream. The memory lives as
+    long as either of them. Use `.cpu()` of the tensor, or `CudaContext.from_gpu`, to copy it to the host.
+
+    Parameters
+    ----------
+    gpu_array : cupy.ndarray or other GPU array
+        Array of any shape; a torch tensor is returned unchanged.
+
+    Returns
+    -------
+    torch.Tensor
+        CUDA tensor of the same shape and dtype.
+
+    Raises
+    ------
+    InvalidType
+        If `gpu_array` is not on a GPU.
+    DeviceUnavailable
+        If this torch cannot use CUDA.
+
+    Examples
+    --------
+    ::
+
+        tensor = gpu_to_tensor(cuda.allocate((10, 3), "float32"))
     """
     if is_tensor(gpu_array):
         return gpu_array
     if not is_device_array(gpu_array):
         raise InvalidType(f"gpu_to_tensor takes an array on a GPU, not {type(gpu_array).__name__}")
-    if importlib.util.find_spec("torch") is None:
-        raise BackendUnavailable("torch", "torch is not installed", "pip install 'neuraxis[torch]'")
-    import torch
-
+    torch = optional.require("torch", extra="torch", purpose="gpu_to_tensor")
     if not torch.cuda.is_available():
         raise DeviceUnavailable(
             "torch here cannot use CUDA (torch.cuda.is_available() is False)",
-            "Install a build of torch with CUDA, or take the values to the host with from_gpu()",
+            "Install a build of torch with CUDA, or copy the values to the host with from_gpu()",
         )
     return torch.from_dlpack(gpu_array)
 
 
-def shared_with_cupy(cupy: Any, tensor: Any) -> Any:
-    """A CUDA tensor as an array of CuPy on the same memory.
+def as_cupy_array(cupy: Any, tensor: Any) -> Any:
+    """Return a CUDA tensor as a CuPy array on the same memory.
 
-    CuPy's current stream waits for what torch's current stream was given before; that is part of DLPack.
+    CuPy's current stream waits for earlier work on torch's current stream, as DLPack specifies.
     """
     try:
         return cupy.from_dlpack(tensor.detach())
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        if hasattr(error, "status"):  # CUDA's own
+        if hasattr(error, "status"):  # an error of CUDA
             raise
-        raise InvalidType(f"a tensor of {tensor.dtype} cannot become an array of CuPy: {error}") from error
+        raise InvalidType(
+            f"a tensor of {tensor.dtype} cannot become a CuPy array ({error}). Convert it first"
+        ) from error
 
 
-def let_torch_wait(cupy: Any, device_id: int) -> None:
-    """Have torch's current stream wait for what CuPy's current stream was given; the device is current.
+def make_torch_wait(cupy: Any, device_id: int) -> None:
+    """Make torch's current stream wait for CuPy's current stream; the device is current.
 
-    For tensors that kernels were given: torch has them all the while, and nothing else tells it. Both libraries begin
-    on the same stream, and then there is nothing to do.
+    Needed after a kernel was launched on tensors, since torch knows nothing of the launch. By default both libraries
+    use the same stream, and there is nothing to do.
     """
-    torch = sys.modules["torch"]
+    torch = optional.require("torch", extra="torch", purpose="a tensor on the GPU")
     theirs = int(torch.cuda.current_stream(device_id).cuda_stream)
     if theirs != int(cupy.cuda.get_current_stream().ptr):
         event = cupy.cuda.Event(disable_timing=True)
@@ -88,12 +134,12 @@ def let_torch_wait(cupy: Any, device_id: int) -> None:
 
 
 def host_array(value: Any) -> np.ndarray:
-    """What is on the host, as a contiguous NumPy array of numbers."""
+    """Return host data as a contiguous NumPy array of numbers."""
     try:
         array = value.detach().resolve_conj().resolve_neg().numpy() if is_tensor(value) else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"a tensor of {value.dtype}" if is_tensor(value) else type(value).__name__
-        raise InvalidType(f"{what} cannot become an array on the GPU: {error}") from error
+        raise InvalidType(f"{what} cannot become an array on the GPU ({error}). Convert it first") from error
     if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
-        raise InvalidType(f"an array of {array.dtype} cannot go to the GPU: only numbers that CUDA has can")
+        raise InvalidType(f"an array of {array.dtype} cannot be copied to the GPU. Use a numeric dtype that CUDA has")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)

@@ -1,37 +1,37 @@
-"""Nodes that come and go: publish, subscribe, ask and answer over Zenoh.
+"""Nodes that join and leave a mesh: publish/subscribe and request/reply over Zenoh.
+
+Example::
 
     with Node("vision", role="sensor") as node:
         node.publish("objects", {"cup": 0.9})
 
-Every name loads when it is used.
+Names are imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neuraxis.lazy import loads_lazily
+__all__ = ["Message", "Node", "Peer", "Polled", "Router", "Subscription", "Tls", "Topology"]
 
 if TYPE_CHECKING:
+    from neuraxis.mesh.membership import Peer
     from neuraxis.mesh.messages import Message
     from neuraxis.mesh.node import Node
-    from neuraxis.mesh.peers import Peer
     from neuraxis.mesh.router import Router
     from neuraxis.mesh.subscription import Polled, Subscription
     from neuraxis.mesh.topology import Tls, Topology
+else:
+    from neuraxis.imports import lazy_names
 
-__all__ = ["Message", "Node", "Peer", "Polled", "Router", "Subscription", "Tls", "Topology"]
-
-__getattr__ = loads_lazily(
-    __name__,
-    {
-        "Message": "messages",
-        "Node": "node",
-        "Peer": "peers",
-        "Polled": "subscription",
-        "Router": "router",
-        "Subscription": "subscription",
-        "Tls": "topology",
-        "Topology": "topology",
-    },
-)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "neuraxis.mesh.membership": ["Peer"],
+            "neuraxis.mesh.messages": ["Message"],
+            "neuraxis.mesh.node": ["Node"],
+            "neuraxis.mesh.router": ["Router"],
+            "neuraxis.mesh.subscription": ["Polled", "Subscription"],
+            "neuraxis.mesh.topology": ["Tls", "Topology"],
+        },
+    )

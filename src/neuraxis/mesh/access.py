@@ -1,49 +1,78 @@
-"""Who may say and hear what: rules that a router enforces by the certificate of whoever is connected to it.
+"""Access rules, which a router enforces by the certificates of its clients.
 
-What no rule allows is denied, in silence. A router judges each link on its own: what a node sends into it (*ingress*)
-and what goes out to the node (*egress*), so a message passes two judgements on its way. A key expression is allowed
-where the whole of it is: a role that may hear `vision/**` and subscribes to `**` hears nothing.
+Every key names its sender (see `keys`), and a role may send only on keys with the names of its own nodes. So a
+certificate authenticates the sender that the key of a message, a request, a call or a presence token names.
 
-Wildcards do not reach parts that begin with "@", so what neuraxis and Zenoh keep there is named here: presence, status,
-served topics, and the `@adv` keys by which states are recovered.
+Everything that no rule allows is denied, without a reply. A router checks each link in both directions, from the node
+(*ingress*) and to the node (*egress*), so every message passes two checks. A key expression is allowed
+only as a whole: a role that may subscribe to `vision/**` and subscribes to `**` receives nothing.
+
+Wildcards do not match parts that begin with "@", so this module lists the reserved keys of neuraxis and Zenoh:
+presence, status, served topics, and the `@adv` keys by which cached messages are recovered.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import combinations
 from typing import Any
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.mesh.certificates import ROUTER
-from neuraxis.mesh.keys import ROOT, call_key, check_expression, check_mesh, presence_key, serve_key, status_key
+from neuraxis.mesh.certificates import ROUTER, valid_name
+from neuraxis.mesh.keys import (
+    ROOT,
+    call_key,
+    check_expression,
+    check_mesh,
+    check_name,
+    presence_key,
+    serve_key,
+    status_key,
+)
+from neuraxis.mesh.membership import role_key
+from neuraxis.store import replacing
 
-__all__ = ["Grant", "access_control", "with_calls", "write_access"]
+__all__ = ["CALLS_ROLE", "Grant", "access_control", "with_calls", "without_revoked", "write_access"]
 
-_ADVANCED = "@adv/**"  # Zenoh's own keys below a state topic: caches, heartbeats, who publishes
-_DATA = ("put", "delete", "reply")  # what is kept by a publisher comes as a reply
-_LOOK = ("liveliness_query", "declare_liveliness_subscriber")
+_ADVANCED = "@adv/**"  # Zenoh's keys below a cached topic: caches, heartbeats, publisher detection
+_DATA = ("put", "delete", "reply")  # cached messages arrive as replies
+_OBSERVE = ("liveliness_query", "declare_liveliness_subscriber")
+_MAX_ROLES = 5  # with more roles than this, a node may declare all or none, else any combination
+
+CALLS_ROLE = "rpc"  # the role of processes that make remote calls
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a role may do. Keys are relative to the mesh; what is served or asked for is `(node, topic)`.
+    """The permissions of a role. Keys are relative to the mesh; served topics are pairs `(node, topic)`.
 
-    Attributes:
-        role: the common name of its certificate.
-        nodes: the names of nodes that it may be ("vision", "sensor/**").
-        publishes, subscribes: key expressions ("vision/**").
-        serves, requests: nodes and their served topics, wildcards allowed (("vision", "replay"), ("**", "**")).
-        never_requests: what is denied of that, whatever else allows it.
-        calls: nodes that it may call (`neuraxis.rpc`). They may answer, and since a call is said in the same way as an
-            answer, they may call it, too.
+    Attributes
+    ----------
+    role : str
+        The common name of its certificate.
+    nodes : tuple of str
+        Names of its nodes ("vision", "sensor/**"), under which it may send requests and calls. If there are none, it
+        may send them as an invisible node of the role's name.
+    roles : tuple of str
+        Roles that its nodes may declare (`Node(role=, roles=)`), any of these or none. The roles of nodes that are
+        given by a wildcard cannot be restricted: list the nodes where roles matter.
+    publishes, subscribes : tuple of str
+        Key expressions ("vision/**").
+    serves, requests : tuple of pairs
+        Nodes and their served topics, wildcards allowed (("vision", "replay"), ("**", "**")).
+    never_requests : tuple of pairs
+        Exceptions from `requests`, denied whatever else allows them.
+    calls : tuple of str
+        Nodes that it may call (`neuraxis.rpc`). Calls and replies use the same kind of message, so these nodes may call
+        the role's nodes as well.
     """
 
     role: str
     nodes: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     publishes: tuple[str, ...] = ()
     subscribes: tuple[str, ...] = ()
     serves: tuple[tuple[str, str], ...] = ()
@@ -53,16 +82,16 @@ class Grant:
 
 
 def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
-    """Zenoh's `access_control` for a router: each role may do what it is granted, routers everything, others nothing.
+    """Return Zenoh's `access_control` for a router: roles have their grants, routers may do everything, others nothing.
 
-    All who have a grant see who is present, and may ask every node for its status.
+    Every role with a grant may also see which nodes are present, and query their status.
     """
     check_mesh(mesh)
     names = [grant.role for grant in grants]
     for name in names:
         if not name or name == ROUTER or names.count(name) > 1:
             raise InvalidArgument(
-                f"role {name!r}: " + ("is granted twice" if names.count(name) > 1 else "is no role of a node")
+                f"role {name!r}: " + ("has two grants" if names.count(name) > 1 else "cannot be the role of a node")
             )
     rules: list[dict[str, Any]] = []
     policies = []
@@ -83,9 +112,9 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
 
 
 def with_calls(grants: Sequence[Grant], pairs: Iterable[tuple[str, str]]) -> list[Grant]:
-    """The grants, and that roles may call nodes: pairs of the two.
+    """Return the grants with permissions to call added: pairs of a role and a node.
 
-    A role, or a node, that has no grant yet is a node of its own name.
+    A role or a called node without a grant gets one, as a node of the same name.
     """
     by_role = {grant.role: grant for grant in grants}
     for role, node in pairs:
@@ -93,39 +122,74 @@ def with_calls(grants: Sequence[Grant], pairs: Iterable[tuple[str, str]]) -> lis
         by_role[role] = replace(grant, calls=tuple(dict.fromkeys((*grant.calls, node))))
     for grant in list(by_role.values()):
         for node in grant.calls:
-            if not any(_meet(node, other) for one in by_role.values() for other in one.nodes):
+            if not any(_intersect(node, other) for one in by_role.values() for other in one.nodes):
                 by_role[node] = Grant(node, nodes=(node,))
-    return list(by_role.values())
+    called = [node for grant in by_role.values() for node in grant.calls]
+    return [
+        _with_call_roles(grant) if grant.calls or any(_intersect(one, own) for one in called for own in grant.nodes)
+        else grant
+        for grant in by_role.values()
+    ]  # fmt: skip
+
+
+def _with_call_roles(grant: Grant) -> Grant:
+    """Add the role "rpc", which processes declare that call or are called, and a role with its number for a rank."""
+    ranks = [
+        f"{CALLS_ROLE}-rank-{node[4:]}" for node in grant.nodes if node.startswith("rank") and node[4:].isdecimal()
+    ]
+    return replace(grant, roles=tuple(dict.fromkeys((*grant.roles, CALLS_ROLE, *ranks))))
+
+
+def without_revoked(rules: dict[str, Any], revoked: Collection[str]) -> dict[str, Any]:
+    """Return the rules with revoked certificates replaced: each role has its newest common name only.
+
+    Parameters
+    ----------
+    rules : dict
+        Zenoh's `access_control`, as `access_control` returns it, with one subject per role.
+    revoked : collection of str
+        Common names, as `certificates.read_revoked` returns them.
+    """
+    if not revoked or not rules.get("subjects"):
+        return rules
+    roles = {name.partition(".")[0] for name in revoked}
+
+    def newest(name: str) -> str:
+        role = name.partition(".")[0]
+        return valid_name(role, revoked) if role in roles else name
+
+    subjects = [
+        one | {"cert_common_names": [newest(name) for name in one["cert_common_names"]]}
+        if one.get("cert_common_names")
+        else one
+        for one in rules["subjects"]
+    ]
+    return rules | {"subjects": subjects}
 
 
 def write_access(path: str | os.PathLike[str], mesh: str, grants: Sequence[Grant]) -> None:
-    """Write the rules to a file for `neuraxis router --acl`, or to be included in the configuration of a zenohd."""
+    """Write the rules to a file for `neuraxis router --acl`, or for the configuration of a zenohd."""
     text = json.dumps({"access_control": access_control(mesh, grants)}, indent=1) + "\n"
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8", newline="\n")
 
 
 # --- rules ---
 
 _EVERYTHING = (
-    "put", "delete", "declare_subscriber", "query", "reply", "declare_queryable", "liveliness_token", *_LOOK,
+    "put", "delete", "declare_subscriber", "query", "reply", "declare_queryable", "liveliness_token", *_OBSERVE,
 )  # fmt: skip
 
 
 def _common_rules(mesh: str) -> list[dict[str, Any]]:
-    """What every role may: see who is present and how they are, and learn who listens to what it has to say.
+    """Return the rules of every role: observe presence and status, and learn of subscribers and queryables.
 
-    The last is not data but what others subscribed to, in their words: a publisher that may say `vision/**` must be
-    told of a subscriber to `**`, or it would not send.
+    The last concerns declarations, not data, with the expressions of the other side: a publisher of `vision/**` must
+    learn of a subscriber to `**`, or it would not send.
     """
     anywhere = [f"{ROOT}/{mesh}/**", *_advanced([f"{ROOT}/{mesh}/**"]), status_key(mesh)]
     return [
-        _rule("ingress", _LOOK, [presence_key(mesh)]),
+        _rule("ingress", _OBSERVE, [presence_key(mesh)]),
         _rule("egress", ("liveliness_token",), [presence_key(mesh)]),
         _rule("ingress", ("query",), [status_key(mesh)]),
         _rule("egress", ("reply",), [status_key(mesh)]),
@@ -137,36 +201,38 @@ def _common_rules(mesh: str) -> list[dict[str, Any]]:
 def _rules_of(mesh: str, grant: Grant) -> list[dict[str, Any]]:
     rules = []
     if grant.nodes:
-        tokens = [presence_key(mesh, _all_below(node)) for node in _checked(grant.nodes, "nodes")]
-        states = [status_key(mesh, _all_below(node)) for node in grant.nodes]
+        choices = _combinations(grant.roles)
+        tokens = [role_key(mesh, node, roles, "*") for node in _checked(grant.nodes, "nodes") for roles in choices]
+        states = [status_key(mesh, node) for node in grant.nodes]
         rules += [
             _rule("ingress", ("liveliness_token",), tokens),
             _rule("ingress", ("declare_queryable", "reply"), states),
-            # All are asked at once, so the question is wider than what this one may answer.
+            # A status query goes to all nodes at once, so its key is wider than those that this role may reply to.
             _rule("egress", ("query",), [status_key(mesh)]),
         ]
     if grant.publishes:
         keys = [f"{ROOT}/{mesh}/{key}" for key in _checked(grant.publishes, "publishes")]
-        kept = _advanced(keys)
+        cached = _advanced(keys)
         rules += [
-            _rule("ingress", _DATA, [*keys, *kept]),
-            _rule("ingress", ("declare_queryable", "liveliness_token"), kept),
-            _rule("egress", ("query",), kept),
+            _rule("ingress", _DATA, [*keys, *cached]),
+            _rule("ingress", ("declare_queryable", "liveliness_token"), cached),
+            _rule("egress", ("query",), cached),
         ]
     if grant.subscribes:
         keys = [f"{ROOT}/{mesh}/{key}" for key in _checked(grant.subscribes, "subscribes")]
-        kept = _advanced(keys)
+        cached = _advanced(keys)
         rules += [
-            _rule("ingress", ("declare_subscriber",), [*keys, *kept]),
-            _rule("ingress", ("query", *_LOOK), kept),
-            _rule("egress", _DATA, [*keys, *kept]),
-            _rule("egress", ("liveliness_token",), kept),
+            _rule("ingress", ("declare_subscriber",), [*keys, *cached]),
+            _rule("ingress", ("query", *_OBSERVE), cached),
+            _rule("egress", _DATA, [*keys, *cached]),
+            _rule("egress", ("liveliness_token",), cached),
         ]
     if grant.serves:
         keys = [serve_key(mesh, node, topic) for node, topic in _checked_pairs(grant.serves, "serves")]
         rules += [_rule("ingress", ("declare_queryable", "reply"), keys), _rule("egress", ("query",), keys)]
     if grant.requests:
-        keys = [serve_key(mesh, node, topic) for node, topic in _checked_pairs(grant.requests, "requests")]
+        topics = _checked_pairs(grant.requests, "requests")
+        keys = [serve_key(mesh, node, topic, own) for node, topic in topics for own in _own_names(grant)]
         rules += [_rule("ingress", ("query",), keys), _rule("egress", ("reply",), keys)]
     if grant.never_requests:
         keys = [serve_key(mesh, node, topic) for node, topic in _checked_pairs(grant.never_requests, "never_requests")]
@@ -175,22 +241,34 @@ def _rules_of(mesh: str, grant: Grant) -> list[dict[str, Any]]:
 
 
 def _rules_of_calls(mesh: str, grant: Grant, grants: Sequence[Grant]) -> list[dict[str, Any]]:
-    """What it takes to call and to answer: a message to a key of the receiver's, by those who call each other."""
-    callers = [one for one in grants if any(_meet(node, own) for node in one.calls for own in grant.nodes)]
+    """Return the rules for remote calls: messages to keys of the receiver, between roles that call each other."""
+    callers = [one for one in grants if any(_intersect(node, own) for node in one.calls for own in grant.nodes)]
     others = [*_checked(grant.calls, "calls"), *(node for one in callers for node in one.nodes)]
     if not others:
         return []
-    own, theirs = ([call_key(mesh, node) for node in nodes] for nodes in (grant.nodes, others))
+    names = _own_names(grant)
     return [
-        _rule("ingress", ("put",), theirs),
-        _rule("egress", ("declare_subscriber",), theirs),
-        _rule("ingress", ("declare_subscriber",), own),
-        _rule("egress", ("put",), own),
+        _rule("ingress", ("put",), [call_key(mesh, other, sender=own) for other in others for own in names]),
+        _rule("egress", ("declare_subscriber",), [call_key(mesh, other) for other in others]),
+        _rule("ingress", ("declare_subscriber",), [call_key(mesh, own) for own in names]),
+        _rule("egress", ("put",), [call_key(mesh, own, sender=other) for own in names for other in others]),
     ]
 
 
-def _meet(called: str, node: str) -> bool:
-    """Whether two expressions have a name in common."""
+def _own_names(grant: Grant) -> tuple[str, ...]:
+    """Return the names under which a role sends requests and calls."""
+    return grant.nodes or (grant.role,)
+
+
+def _combinations(roles: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the combinations of granted roles that a node may declare."""
+    ordered = sorted({check_name(role, "roles") for role in roles})
+    counts = range(len(ordered) + 1) if len(ordered) <= _MAX_ROLES else (0, len(ordered))
+    return [chosen for count in counts for chosen in combinations(ordered, count)]
+
+
+def _intersect(called: str, node: str) -> bool:
+    """Return True if two expressions match a common name."""
     import zenoh
 
     one, other = check_expression(called, "calls"), check_expression(node, "nodes")
@@ -198,11 +276,14 @@ def _meet(called: str, node: str) -> bool:
 
 
 def _rule(flow: str, messages: Iterable[str], keys: Iterable[str], permission: str = "allow") -> dict[str, Any]:
+    import zenoh
+
     return {
         "messages": list(messages),
         "flows": ["ingress", "egress"] if flow == "both" else [flow],
         "permission": permission,
-        "key_exprs": list(dict.fromkeys(keys)),
+        # Zenoh accepts canonical expressions only: "**/*" has to be written "*/**".
+        "key_exprs": list(dict.fromkeys(str(zenoh.KeyExpr.autocanonize(key)) for key in keys)),
     }
 
 
@@ -219,11 +300,6 @@ def _every_key(mesh: str) -> list[str]:
 
 def _advanced(keys: Iterable[str]) -> list[str]:
     return [f"{key}/{_ADVANCED}" for key in keys]
-
-
-def _all_below(node: str) -> str:
-    """A node's name and all names below it; presence tokens say more below the name."""
-    return node if node == "**" or node.endswith("/**") else f"{node}/**"
 
 
 def _checked(expressions: Sequence[str], what: str) -> Sequence[str]:

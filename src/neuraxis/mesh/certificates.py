@@ -1,13 +1,22 @@
-"""Keys and certificates for a mesh with TLS: an authority, a router, and one certificate a role.
+"""Keys and certificates for a mesh with TLS: an authority, a router, and one certificate per role.
 
-Both ends of a link show a certificate of the authority, and the common name of a node's certificate is its role, by
-which a router's access control knows it. The layout of a folder:
+Both ends of a link authenticate with a certificate of the authority (mutual TLS). The common name of a certificate is
+its role, which a router's access rules refer to. The layout of a folder:
 
-    ca.pem, ca.key              the authority; the key signs, and is needed on no robot
+    ca.pem, ca.key              the authority; the key signs certificates, and does not belong on a robot
     router.pem, router.key      for routers
     vision.pem, vision.key      for the role "vision"
+    revoked.txt                 certificates that routers refuse, by common name
 
-A machine needs `ca.pem` and the two files of its own role.
+A machine needs `ca.pem` and the two files of its own role; a router also `revoked.txt`.
+
+A role's certificate is valid for clients only: it names no host, and a process that connects to a listener with such a
+certificate refuses the link. So a stolen key of a sensor cannot impersonate a router, which sees all traffic. Only
+routers, and peers that listen (`listeners`), have server certificates.
+
+**Revocation.** Zenoh's handshake checks no revocation lists, but its access rules refer to common names. The first
+certificate of a role has the role's name; after its revocation the next one has a number appended ("vision.2"). A
+router's rules then allow the newest name only, and deny everything to the others.
 """
 
 from __future__ import annotations
@@ -16,24 +25,43 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+import ssl
+import typing
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuraxis.errors import BackendUnavailable, InvalidArgument
+from neuraxis import imports as optional
+from neuraxis.arguments import is_whole
+from neuraxis.errors import InvalidArgument
+from neuraxis.store import replacing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate
 
-__all__ = ["ROUTER", "init_keys", "make_authority", "make_certificate"]
+__all__ = [
+    "REVOKED",
+    "ROUTER",
+    "can_listen",
+    "init_keys",
+    "make_authority",
+    "make_certificate",
+    "read_revoked",
+    "revoke",
+    "valid_name",
+]
 
 ROUTER = "router"  # the role of routers
 
+REVOKED = "revoked.txt"
+
 _AUTHORITY = "ca"
-_ALWAYS = ("localhost", "127.0.0.1", "::1")  # what every certificate is also good for
-_CLOCKS_DIFFER = datetime.timedelta(hours=1)  # a robot's clock may be behind
-_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_ALWAYS = ("localhost", "127.0.0.1", "::1")  # hosts in every server certificate
+_SERVER_AUTH = bytes((6, 8, 0x2B, 6, 1, 5, 5, 7, 3, 1))  # DER of the extended key usage serverAuth (1.3.6.1.5.5.7.3.1)
+_CLOCK_SKEW = datetime.timedelta(hours=1)  # a robot's clock may be slow
+_ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,55}")  # a common name has 64 characters, with its number
+_COMMON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[1-9][0-9]{0,5})?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
@@ -43,46 +71,171 @@ def init_keys(
     hosts: Sequence[str] = (),
     days: int = 825,
     *,
+    listeners: Sequence[str] = (),
     replace: bool = False,
 ) -> list[Path]:
-    """Make an authority, a certificate for routers and one for each role; those that are there stay as they are.
+    """Create an authority, a certificate for routers and one for each role. Existing files stay unchanged.
 
     Called again with more roles, it adds them under the same authority.
 
-    Args:
-        hosts: names and addresses under which routers are reached, besides localhost.
-        days: how long the certificates are good for; the authority is good for ten years, or as long if that is more.
-        replace: begin anew with another authority: no certificate made before is accepted any more.
+    Parameters
+    ----------
+    folder : path
+        The folder to write to; created with access for its owner only.
+    roles : sequence of str
+        Roles that get a client certificate.
+    hosts : sequence of str
+        Names and addresses of routers and `listeners`, besides localhost.
+    days : int
+        Validity of the certificates. The authority is valid for ten years, or as long if that is more.
+    listeners : sequence of str
+        Roles of peers that others connect to. Their certificates are server certificates as well, so they can
+        impersonate a router at these hosts: list only peers that you trust that far.
+    replace : bool
+        Start over with another authority; no earlier certificate is accepted any more.
 
-    Returns:
-        the certificates that were made.
+    Returns
+    -------
+    list of Path
+        The certificates that were created.
     """
-    for role in roles:
+    for role in (*roles, *listeners):
         _check_role(role)
     _check_days(days)
     _names(hosts)
     place = Path(folder)
     made = []
+    if replace:
+        (place / REVOKED).unlink(missing_ok=True)  # it lists certificates of another authority
     if replace or not (place / f"{_AUTHORITY}.pem").exists():
         made.append(make_authority(place, days=max(days, 3650), replace=replace))
     elif not (place / f"{_AUTHORITY}.key").exists():
-        raise InvalidArgument(f"{place}: has {_AUTHORITY}.pem without {_AUTHORITY}.key, with which others are signed")
-    for role in dict.fromkeys((ROUTER, *roles)):
+        raise InvalidArgument(
+            f"{place}: has {_AUTHORITY}.pem without {_AUTHORITY}.key, which signs certificates. Copy the key there"
+        )
+    for role in dict.fromkeys((ROUTER, *listeners, *roles)):
         if replace or not (place / f"{role}.pem").exists():
-            made.append(make_certificate(place, role, hosts if role == ROUTER else (), days, replace=replace))
+            listens = role == ROUTER or role in listeners
+            made.append(make_certificate(place, role, hosts if listens else (), days, listens=listens, replace=replace))
     return made
 
 
-def make_authority(folder: str | os.PathLike[str], *, days: int = 3650, replace: bool = False) -> Path:
-    """Make the key and the certificate that all others are signed with; returns the certificate's path.
+def revoke(folder: str | os.PathLike[str], role: str) -> str:
+    """Add a role's certificate to the list of revoked ones, and rename its files.
 
-    Raises:
-        InvalidArgument: there is one, and `replace` was not said.
+    `init_keys` then creates another certificate for the role, with another common name. Routers read `revoked.txt`
+    again when it changes; copy it to their machines.
+
+    Parameters
+    ----------
+    folder : path
+        The folder that `init_keys` created.
+    role : str
+        The role, or "router".
+
+    Returns
+    -------
+    str
+        The revoked common name.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no such folder, or the name is not a role.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> _ = init_keys(place, ["arm"])
+    >>> revoke(place, "arm")
+    'arm'
+    >>> _ = init_keys(place, ["arm"])
+    >>> revoke(place, "arm")
+    'arm.2'
+    """
+    _check_role(role)
+    place = Path(folder)
+    if not place.is_dir():
+        raise InvalidArgument(f"{place}: there is no such folder. Create it with: neuraxis mesh keys init")
+    revoked = read_revoked(place / REVOKED)
+    name = valid_name(role, revoked)
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    old = (place / REVOKED).read_bytes() if (place / REVOKED).exists() else b"# common names that routers refuse\n"
+    _write(place / REVOKED, old + f"{name}  # {when}\n".encode(), 0o644)
+    for ending in ("pem", "key"):
+        path = place / f"{role}.{ending}"
+        if path.exists():
+            path.rename(place / f"{name}.revoked.{ending}")
+    return name
+
+
+def read_revoked(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the common names in a list of revoked certificates; none if there is no such file.
+
+    Raises
+    ------
+    InvalidArgument
+        The file cannot be read, or a line is not a common name. An unreadable list must not count as empty.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: the list of revoked certificates cannot be read: {error}") from None
+    names = [line.partition("#")[0].strip() for line in lines]
+    for name in names:
+        if name and not _COMMON_NAME.fullmatch(name):
+            raise InvalidArgument(f"{path}: {name!r} is not a common name. Write one per line, such as arm or arm.2")
+    return frozenset(filter(None, names))
+
+
+def valid_name(role: str, revoked: Collection[str]) -> str:
+    """Return the common name of the role's valid certificate: the one after the last revoked one.
+
+    Examples
+    --------
+    >>> valid_name("arm", [])
+    'arm'
+    >>> valid_name("arm", ["arm", "arm.2", "console"])
+    'arm.3'
+    """
+    numbers = [_number_of(name) for name in revoked if name.partition(".")[0] == role]
+    last = max(numbers, default=0)
+    return role if last == 0 else f"{role}.{last + 1}"
+
+
+def _number_of(name: str) -> int:
+    """Return the number of a role's certificate from its common name, counted from 1."""
+    number = name.partition(".")[2]
+    return int(number) if number else 1
+
+
+def can_listen(certificate: Path) -> bool:
+    """Return True if a certificate is a server certificate, which connecting peers accept.
+
+    An unreadable one counts as a server certificate: Zenoh reports the problem.
+    """
+    try:
+        der = ssl.PEM_cert_to_DER_cert(certificate.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return True
+    return _SERVER_AUTH in der
+
+
+def make_authority(folder: str | os.PathLike[str], *, days: int = 3650, replace: bool = False) -> Path:
+    """Create the key and the certificate of the authority; return the certificate's path.
+
+    Raises
+    ------
+    InvalidArgument
+        There is one, and `replace` is False.
     """
     x509, _ = _cryptography()
     _check_days(days)
     place = _private_folder(folder)
-    _keep(place, _AUTHORITY, replace)
+    _refuse_overwrite(place, _AUTHORITY, replace)
     key = _new_key()
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "neuraxis mesh authority")])
     builder = _dated(x509.CertificateBuilder().subject_name(name).issuer_name(name), days)
@@ -102,58 +255,69 @@ def make_certificate(
     hosts: Sequence[str] = (),
     days: int = 825,
     *,
+    listens: bool = False,
     replace: bool = False,
 ) -> Path:
-    """Make a key and a certificate for a role, signed by the authority in the folder; returns the certificate's path.
+    """Create a key and a certificate for a role, signed by the authority in the folder; return the certificate's path.
 
-    It serves both ends of a link, and whoever connects to its owner finds the `hosts` in it.
+    It is a client certificate, and names no host. With `listens`, as for routers, it is a server certificate as well,
+    and names the `hosts`.
 
-    Raises:
-        InvalidArgument: there is no authority, or there is such a certificate and `replace` was not said.
+    Raises
+    ------
+    InvalidArgument
+        There is no authority, or the certificate exists and `replace` is False.
     """
     x509, serialization = _cryptography()
     _check_role(role)
     _check_days(days)
+    listens = listens or role == ROUTER
+    if hosts and not listens:
+        raise InvalidArgument(f"hosts {list(hosts)}: a client certificate names no host. Use listens=True")
     names = _names(hosts)
     place = _private_folder(folder)
-    _keep(place, role, replace)
+    _refuse_overwrite(place, role, replace)
     authority, authority_key = _read_authority(place, serialization)
     key = _new_key()
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, role)])
-    both = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    name = valid_name(role, read_revoked(place / REVOKED))
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    purposes = [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    if listens:
+        purposes.append(x509.ExtendedKeyUsageOID.SERVER_AUTH)  # routers also connect to each other
     builder = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(authority.subject), days, authority)
     certificate = (
         builder.public_key(key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(both), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
             critical=False,
         )
     )
+    if listens:
+        certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return _sign_and_write(place, role, certificate, key, authority_key)
 
 
-# --- what is asked for ---
+# --- arguments ---
 
 
 def _check_role(role: str) -> None:
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise InvalidArgument(f"role {role!r}: letters, digits, _ and - are expected, at most 63")
+        raise InvalidArgument(f"role {role!r}: letters, digits, _ and - are expected, at most 56")
     if role == _AUTHORITY:
-        raise InvalidArgument(f"role {role!r}: {role}.pem is the authority's; take another name")
+        raise InvalidArgument(f"role {role!r}: {role}.pem belongs to the authority. Use another name")
 
 
 def _check_days(days: int) -> None:
-    if not isinstance(days, int) or not 1 <= days <= 36500:
+    if not is_whole(days) or not 1 <= days <= 36500:
         raise InvalidArgument(f"days {days!r}: a whole number from 1 to 36500 is expected")
 
 
 def _names(hosts: Iterable[str]) -> list[Any]:
-    """The subjectAltName entries: addresses are told from names, since a client compares the two differently."""
+    """Return the subjectAltName entries. Addresses and names differ, since TLS compares them differently."""
     x509, _ = _cryptography()
     names: list[Any] = []
     for host in dict.fromkeys((*_ALWAYS, *hosts)):
@@ -166,18 +330,14 @@ def _names(hosts: Iterable[str]) -> list[Any]:
     return names
 
 
-# --- making them ---
+# --- certificates ---
 
 
 def _cryptography() -> tuple[Any, Any]:
-    """The modules `x509` and `serialization`; the package is an extra."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
-    except ImportError as error:
-        raise BackendUnavailable(
-            "tls", f"certificates are made with the package cryptography ({error})", "pip install 'neuraxis[security]'"
-        ) from error
+    """Return the modules `x509` and `serialization` of an optional package."""
+    x509 = optional.require("cryptography.x509", extra="security", purpose="making certificates")
+    from cryptography.hazmat.primitives import serialization
+
     return x509, serialization
 
 
@@ -190,11 +350,11 @@ def _new_key() -> EllipticCurvePrivateKey:
 def _dated(builder: Any, days: int, within: Certificate | None = None) -> Any:
     x509, _ = _cryptography()
     now = datetime.datetime.now(datetime.UTC)
-    first, last = now - _CLOCKS_DIFFER, now + datetime.timedelta(days=days)
-    if within is not None:  # what outlives its authority looks good and is refused
+    first, last = now - _CLOCK_SKEW, now + datetime.timedelta(days=days)
+    if within is not None:  # a certificate that outlives its authority looks valid, but is refused
         first, last = max(first, within.not_valid_before_utc), min(last, within.not_valid_after_utc)
         if first >= last:
-            raise InvalidArgument(f"the authority was good until {within.not_valid_after_utc}: make another one")
+            raise InvalidArgument(f"the authority expired at {within.not_valid_after_utc}. Create another one")
     return builder.serial_number(x509.random_serial_number()).not_valid_before(first).not_valid_after(last)
 
 
@@ -213,19 +373,20 @@ def _key_usage(**uses: bool) -> Any:
 def _private_folder(folder: str | os.PathLike[str]) -> Path:
     place = Path(folder)
     if place.exists() and not place.is_dir():
-        raise InvalidArgument(f"{place}: is a file; a folder is expected")
+        raise InvalidArgument(f"{place}: a folder is expected, not a file")
     if not place.exists():
         place.mkdir(mode=0o700, parents=True)
     return place
 
 
-def _keep(place: Path, name: str, replace: bool) -> None:
+def _refuse_overwrite(place: Path, name: str, replace: bool) -> None:
     for path in (place / f"{name}.pem", place / f"{name}.key"):
         if path.exists() and not replace:
-            raise InvalidArgument(f"{path}: is there already, and is not replaced unless asked for")
+            raise InvalidArgument(f"{path}: exists already. Use replace=True to overwrite it")
 
 
 def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, EllipticCurvePrivateKey]:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
 
     x509, _ = _cryptography()
@@ -233,13 +394,17 @@ def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, Ellip
     try:
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+        matching = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except FileNotFoundError as error:
-        raise InvalidArgument(f"{error.filename}: is missing: there is no authority to sign with") from None
-    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"{error.filename}: there is no such file, and no authority to sign with. Create it with: "
+            "neuraxis mesh keys init"
+        ) from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidArgument(f"{place}: the authority cannot be read: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if not matching:
         raise InvalidArgument(f"{place}: {key_file.name} is not the key of {certificate_file.name}")
-    return certificate, key
+    return certificate, typing.cast("EllipticCurvePrivateKey", key)
 
 
 def _sign_and_write(place: Path, name: str, builder: Any, key: Any, signer: Any) -> Path:
@@ -256,12 +421,6 @@ def _sign_and_write(place: Path, name: str, builder: Any, key: Any, signer: Any)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a file atomically, with its final permissions from the start."""
+    with replacing(path) as new, os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)

@@ -1,30 +1,33 @@
-"""A node: one Zenoh session, and everything that was declared on it.
+"""A node: one Zenoh session with its publishers, subscriptions, services and presence token.
 
-with Node("vision", role="camera") as node:
-    node.subscribe("pfc/control", lambda message: print(message.value))
-    node.serve("look", lambda message: find(message.value))
-    node.publish("objects", {"cup": 0.9})
-    answer = node.request("lang", "parse", "take the cup", timeout=1.0)
+Zenoh calls no Python callbacks here. Threads read from its channels instead: a slow handler then delays only its
+own subscription, and a session that is left open does not keep a process from ending.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
+import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
-from neuraxis.errors import InvalidArgument, MeshClosed, NameTaken
-from neuraxis.mesh.codecs import encode
+from neuraxis.arguments import is_whole
+from neuraxis.deprecation import renamed_arguments, renamed_members
+from neuraxis.errors import InvalidArgument, MeshClosed, MeshError, NameTaken
+from neuraxis.mesh.asynchronous import AsyncBridge, MessageStream, running_loop
 from neuraxis.mesh.counts import Counts, Ledger
-from neuraxis.mesh.envelope import NO_STEP, seal_envelope
+from neuraxis.mesh.declarations import GuardedSession
 from neuraxis.mesh.keys import (
     ROOT,
     check_expression,
@@ -35,48 +38,88 @@ from neuraxis.mesh.keys import (
     serve_key,
     status_key,
 )
-from neuraxis.mesh.kinds import check_kind, declare_publisher, declare_subscriber
-from neuraxis.mesh.messages import Message, Opener
-from neuraxis.mesh.peers import Peer, Presence, token_key
-from neuraxis.mesh.questions import Questions
-from neuraxis.mesh.services import MOST_WAITING, Service, check_threads
-from neuraxis.mesh.sessions import Owned
-from neuraxis.mesh.subscription import Polled, Subscription
-from neuraxis.mesh.topology import LARGEST_MESSAGE, Topology, open_session, others_here, seed_port, wait_for_links
+from neuraxis.mesh.links import LinkMonitor
+from neuraxis.mesh.membership import Membership, Peer, is_token_of, token_key
+from neuraxis.mesh.messages import (
+    CACHED,
+    DEPTHS,
+    KINDS,
+    Decoder,
+    Message,
+    check_kind,
+    declare_publisher,
+    declare_subscriber,
+)
+from neuraxis.mesh.services import MAX_QUEUED, Requests, Service, check_threads
+from neuraxis.mesh.subscription import Drainer, Polled, Subscription, check_depth, ring_for
+from neuraxis.mesh.topology import LARGEST_MESSAGE, SeedPorts, Topology, open_links, wait_for_links
+from neuraxis.notebook import html_table
+from neuraxis.request_reply import check_timeout
+from neuraxis.wire.codecs import encode
+from neuraxis.wire.envelope import NO_STEP, seal_envelope
 
 __all__ = ["Node"]
 
-_Heard = TypeVar("_Heard", Subscription, Polled)
+_AnySubscription = TypeVar("_AnySubscription", Subscription, Polled)
 
 _log = logging.getLogger("neuraxis.mesh")
 
 _OPEN: set[Node] = set()
-_END_S = 2.0  # handlers that are at work when a node closes are waited for so long, all together
-_TAKEN_WAIT_S = 2.5  # a node that died a moment ago may still be seen
+_END_S = 2.0  # how long `close` waits for all running handlers together
+_TAKEN_WAIT_S = 2.5  # the presence token of a node that has just died may still be there
 _LINK_WAIT_S = 2.0
+_POLL_S = 0.2
 
 
 class _Publisher:
-    """A topic that this node publishes, and how many messages it has sent there."""
+    """The Zenoh publisher of a topic, with the number of messages sent."""
 
-    def __init__(self, declared: Any, kind: str) -> None:
-        self.declared = declared
-        self.put = declared.put
+    def __init__(self, publisher: Any, kind: str) -> None:
+        self.publisher = publisher
+        self.put = publisher.put
         self.kind = kind
+        self.kind_index = KINDS.index(kind)
         self.sent = 0
         self.lock = threading.Lock()
 
 
+@renamed_members(next_question="next_request_number", lives="incarnations")
 class Node:
-    """A node on a mesh.
+    """A node on a mesh: publishes, subscribes, serves and sends requests. A (sync and async) context manager.
 
-    Args:
-        name: its name, which no other node of the mesh has; several parts are joined by "/" ("sensor/thermal").
-        role: what it is for ("camera"); `roles`: what else it can stand in for.
-        mesh: nodes of one mesh see each other.
-        topology: how to reach the others; by default peers on this machine.
-        visible: whether others see it. One that only looks need not be seen, and needs no name of its own.
-        announce: whether it is seen at once; else when `announce` is called, with all that it serves in place.
+    Parameters
+    ----------
+    name : str
+        A name that is unique on the mesh; several parts are joined by "/" ("sensor/thermal").
+    role : str
+        The role of the node ("camera"), "" for none.
+    mesh : str
+        The name of the mesh. Nodes of one mesh see each other.
+    topology : Topology, optional
+        Connection to the other nodes; by default peers on this machine.
+    roles : sequence of str
+        Further roles that the node can stand in for.
+    visible : bool
+        If False, the node has no presence token: it observes, and its name need not be unique.
+    announce : bool
+        If False, the node becomes visible only when `announce` is called, after its services are set up.
+
+    Raises
+    ------
+    NameTaken
+        Another node of this name is on the mesh.
+    MeshError
+        The mesh cannot be reached.
+
+    Examples
+    --------
+    ::
+
+        with Node("vision", role="camera") as node:
+            node.subscribe("pfc/control", lambda message: print(message.value))
+            node.serve("look", lambda message: find(message.value))
+            node.publish("objects", {"cup": 0.9})
+            answer = node.request("lang", "parse", "take the cup", timeout=1.0)
     """
 
     def __init__(
@@ -94,7 +137,7 @@ class Node:
         self.role = check_name(role, "role") if role else ""
         self.mesh = check_mesh(mesh)
         self.topology = topology or Topology.local()
-        self.step: int | None = None  # the last step that is told to who asks
+        self.step: int | None = None  # the last step, reported in the node's status
         self.incarnation = time.time_ns()
         self._pid = os.getpid()
         self._name_bytes = self.name.encode()
@@ -103,29 +146,33 @@ class Node:
         self._publishers: dict[str, _Publisher] = {}
         self._subscriptions: list[Subscription | Polled] = []
         self._services: list[Service] = []
-        self._past = Ledger("closed subscriptions")
+        self._closed_counts = Ledger("closed subscriptions")
+        self._drainer = Drainer(name)
+        self._async = AsyncBridge(name)
         self._ended = threading.Event()
         self._status: Service | None = None
         self._token: Any = None
-        self.me = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, tuple(roles))
-        others = others_here(self.topology, mesh)
-        self._session = open_session(self.topology, mesh)
-        self._owned = Owned(self._session, self.name)
+        self._silent_ports: tuple[int, ...] = ()
+        also = tuple(check_name(one, "roles") for one in roles)
+        self.me = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, also)
+        token_key(self.mesh, me)  # raises if it is too long, before anything is opened
+        self._links: LinkMonitor | None = None
+        opened = open_links(self.topology, mesh)
+        self._session = opened.session
+        self._guarded = GuardedSession(self._session, self.name)
         _OPEN.add(self)
         try:
-            if others and not wait_for_links(self._session, _LINK_WAIT_S):
-                _log.warning(
-                    "node %r: what has the mesh's port, %d, does not answer as a node: others may not be found",
-                    self.name, self.topology.seed_port or seed_port(mesh),
-                )  # fmt: skip
-            self._presence = Presence(self._session, mesh, me if visible else None)
-            self._questions = Questions(self._owned, self._presence, mesh, me)
+            if opened.seeds is not None:
+                self._wait_for_links(opened.seeds)
+            self._membership = Membership(self._session, mesh, me if visible else None)
+            self._links = LinkMonitor(self.name, mesh, self.topology, opened, self._membership)
+            self._requests = Requests(self._guarded, self._membership, mesh, me, self._lost_link)
             if visible:
                 self._status = Service(
-                    self._queryable(status_key(mesh, self.name)), "@status", self._prefix, self._say_status,
+                    self._queryable(status_key(mesh, self.name)), "@status", self._prefix, self._report_status,
                     type=None, threads=1, for_many=True,
                 )  # fmt: skip
-                self._refuse_second(me)
+                self._check_name_free()
                 if announce:
                     self.announce()
         except BaseException:
@@ -133,21 +180,45 @@ class Node:
             raise
 
     def announce(self) -> None:
-        """Let the others see this node."""
-        self._owned.check()
+        """Declare the presence token, which makes this node visible. A second call does nothing."""
+        self._guarded.check()
         with self._lock:
             if self._token is None:
-                with self._owned:
+                with self._guarded:
                     self._token = self._session.liveliness().declare_token(token_key(self.mesh, self.me))
 
-    # --- to say -----------------------------------------------------------------------------------------------
+    # --- publish ------------------------------------------------------------------------------------------------
 
     def publish(
         self, topic: str, value: Any, kind: str | None = None, *, step: int = NO_STEP, codec: str | None = None
     ) -> None:
-        """Send a value to whoever has subscribed to `<name>/<topic>`.
+        """Send a value to the subscribers of `<name>/<topic>`.
 
-        `kind` ("stream", "state", "bulk"; see `neuraxis.mesh.kinds`) is said the first time, and "stream" if not.
+        Parameters
+        ----------
+        topic : str
+            The topic, below this node's name.
+        value : object
+            Data, an array, a `msgspec.Struct` or a Protobuf message; see `neuraxis.wire.codecs`.
+        kind : {"stream", "state", "event", "bulk"}, optional
+            Transport of the topic's messages (`neuraxis.mesh.messages`), set by the first message; "stream" by default.
+        step : int
+            The model time that the value belongs to, in steps.
+        codec : str, optional
+            The encoding; by default chosen by the type of the value.
+
+        Raises
+        ------
+        InvalidArgument
+            The encoded value has more than 64 MiB, or the topic has another kind.
+        NotSerializable
+            No codec encodes the value.
+
+        Examples
+        --------
+        ::
+
+            node.publish("objects", {"cup": 0.9}, "state")
         """
         publisher = self._publishers.get(topic)
         if publisher is None or (kind is not None and kind != publisher.kind):
@@ -155,113 +226,218 @@ class Node:
         payload, encoding = encode(value, codec)
         if len(payload) > LARGEST_MESSAGE:
             raise InvalidArgument(f"{topic}: {len(payload):,} bytes; a message has {LARGEST_MESSAGE:,} at most")
-        self._owned.check()
-        with publisher.lock:  # numbers go out in their order
+        self._guarded.check()
+        with publisher.lock:  # messages are sent in the order of their numbers
             try:
-                attachment = seal_envelope(self._name_bytes, self.incarnation, publisher.sent, step)
+                attachment = seal_envelope(
+                    self._name_bytes, self.incarnation, publisher.sent, step, publisher.kind_index
+                )
             except struct.error:
                 raise InvalidArgument(f"step={step!r}: a number of steps is expected") from None
             publisher.sent += 1
             try:
                 publisher.put(payload, encoding=encoding, attachment=attachment)
             except Exception as error:
-                self._owned.raise_ours(error)
+                self._guarded.raise_mesh_error(error)
                 raise
 
     def wait_for_subscribers(self, topic: str, timeout: float, kind: str | None = None) -> bool:
-        """Wait until somebody has subscribed to a topic of this node: what is published earlier, nobody hears."""
+        """Wait up to `timeout` seconds for a subscriber of a topic; return True if there is one.
+
+        Messages of kind "stream" and "bulk" that are published earlier reach no subscriber, and those of kind "event"
+        only as far as the subscriber's `history` goes. Kind "state" needs no waiting: late subscribers get the value.
+        `kind` is that of the topic, "stream" by default; the first call of this method or `publish` sets it.
+        """
         publisher = self._publisher(topic, kind)
         if publisher.kind == "state":
-            return True  # who comes later gets the last one
-        deadline = time.monotonic() + timeout
-        while not publisher.declared.matching_status.matching:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.002)
-            self._owned.check()
-        return True
+            return True
+        matching, probe = publisher.publisher, None
+        if publisher.kind in CACHED:  # Zenoh's advanced publishers do not tell whether they have subscribers
+            with self._guarded:
+                probe = matching = declare_publisher(self._session, message_key(self.mesh, self.name, topic), "stream")
+        try:
+            deadline = time.monotonic() + timeout
+            while not matching.matching_status.matching:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.002)
+                self._guarded.check()
+            return True
+        finally:
+            if probe is not None and not self._guarded.closed:
+                probe.undeclare()
 
-    # --- to hear ----------------------------------------------------------------------------------------------
+    # --- subscribe ----------------------------------------------------------------------------------------------
 
+    @renamed_arguments(capacity="depth")
     def subscribe(
         self,
         key_expression: str,
         handler: Callable[[Message], Any] | None = None,
         *,
         type: Any = None,
-        capacity: int = 1000,
+        depth: int | None = None,
         history: int = 1,
         recover: bool = True,
         allow_pickle: bool = False,
     ) -> Subscription:
-        """Hear what is published on keys such as "vision/objects", "vision/*" or "sensor/**".
+        """Receive messages on keys such as `vision/objects`, `vision/*` or `sensor/**`.
 
-        Args:
-            handler: called with each `Message`, in a thread of the subscription; without one, use it as a channel.
-            type: a msgspec.Struct (or Protobuf message) that values must be; others are counted and dropped.
-            capacity: how many messages may wait; the oldest make room, and are counted as lost.
-            history: how many of a "state" topic's last messages are heard that were sent before, 1 or more. From a node
-                that is reached only later, all are heard that it has kept.
-            recover: whether missed messages of "state" topics are asked for again.
-            allow_pickle: whether pickled messages on these keys are opened: then who can send can run code here.
+        A node does not receive its own messages.
+
+        Parameters
+        ----------
+        key_expression : str
+            Keys relative to the mesh; `*` is any one part, `**` any number of parts.
+        handler : callable, optional
+            Called with each `Message` in turn, in a thread of the subscription. A coroutine function runs in the event
+            loop in which `subscribe` is called, or else in a loop of the node. Without a handler, use the subscription
+            as a channel.
+        type : type, optional
+            A `msgspec.Struct` or Protobuf message; values of other types are counted and dropped.
+        depth : int, optional
+            Number of messages of each sender and key to queue while the handler is busy; beyond that the oldest are
+            dropped and counted. By default 10 for "stream" (stale after 0.1 s), 1 for "state", 1,000 for "event" and
+            "bulk".
+        history : int
+            Number of earlier messages of an "event" topic to receive, 1 or more. From a node that connects later, all
+            cached messages are received.
+        recover : bool
+            Query publishers for missed messages of "state" and "event" topics.
+        allow_pickle : bool
+            Unpickle messages. A sender can then run code in this process.
+
+        Returns
+        -------
+        Subscription
+            `close()` ends it, `counts()` returns the numbers of received, lost and dropped messages.
+
+        Examples
+        --------
+        ::
+
+            subscription = node.subscribe("vision/objects", lambda message: print(message.value, message.age))
         """
         if handler is not None and not callable(handler):
             raise InvalidArgument(f"handler={handler!r}: a function of a message is expected")
-        declared, opener = self._hear(key_expression, type, capacity, history, recover, allow_pickle)
-        return self._own(Subscription(key_expression, declared, opener, handler, capacity))
+        ring = ring_for(check_depth(depth))
+        declaration, decoder = self._declare_subscriber(key_expression, type, ring, history, recover, allow_pickle)
+        plain = None if handler is None else self.synchronous(handler)
+        return self._add(Subscription(key_expression, declaration, decoder, plain, depth, history, self._drainer))
 
-    def poll(
-        self, key_expression: str, *, type: Any = None, capacity: int = 1000, allow_pickle: bool = False
-    ) -> Polled:
-        """Hear what is published on keys, by `take()`, which never waits: for loops that look at it often.
+    def stream(
+        self,
+        key_expression: str,
+        *,
+        type: Any = None,
+        depth: int | None = None,
+        history: int = 1,
+        recover: bool = True,
+        allow_pickle: bool = False,
+    ) -> MessageStream:
+        """Receive messages with `async for`; the parameters are those of `subscribe`.
 
-        No thread reads it, so nothing wakes up for a message; where more than `capacity` wait, the oldest make room,
-        and are counted as lost.
+        It subscribes immediately, and ends when the stream or the node is closed.
+
+        Examples
+        --------
+        ::
+
+            async with node.stream("vision/objects") as messages:
+                async for message in messages:
+                    print(message.value)
         """
-        return self._own(Polled(key_expression, *self._hear(key_expression, type, capacity, 1, False, allow_pickle)))
+        return MessageStream(
+            self.subscribe(
+                key_expression, type=type, depth=depth, history=history, recover=recover, allow_pickle=allow_pickle
+            )
+        )
 
-    def _hear(
+    @renamed_arguments(capacity="depth")
+    def poll(
+        self, key_expression: str, *, type: Any = None, depth: int | None = None, allow_pickle: bool = False
+    ) -> Polled:
+        """Receive messages by `take()`, which never blocks, for loops that poll often.
+
+        No thread wakes up for a message. Of more than `depth` messages (10 by default) of all senders together, the
+        oldest are dropped and counted.
+        """
+        depth = check_depth(depth) or DEPTHS["stream"]
+        declaration, decoder = self._declare_subscriber(key_expression, type, depth, 1, False, allow_pickle)
+        return self._add(Polled(key_expression, declaration, decoder, depth))
+
+    def _declare_subscriber(
         self, key_expression: str, type: Any, capacity: int, history: int, recover: bool, allow_pickle: bool
-    ) -> tuple[Any, Opener]:
-        self._owned.check()
+    ) -> tuple[Any, Decoder]:
+        self._guarded.check()
         check_expression(key_expression)
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise InvalidArgument(f"capacity={capacity!r}: a number of messages, 1 or more, is expected")
-        if isinstance(history, bool) or not isinstance(history, int) or history < 1:
+        if not is_whole(history) or history < 1:
             raise InvalidArgument(
-                f"history={history!r}: a number of messages, 1 or more, is expected; for none at all, say recover=False"
+                f"history={history!r}: a number of messages, 1 or more, is expected. Use recover=False for none at all"
             )
         own = (self.name, self.incarnation)
-        opener = Opener(key_expression, self._prefix, type=type, allow_pickle=allow_pickle, own=own)
-        with self._owned as session:
-            declared = declare_subscriber(session, self._prefix + key_expression, capacity, history, recover)
-        return declared, opener
+        decoder = Decoder(
+            key_expression,
+            self._prefix,
+            type=type,
+            allow_pickle=allow_pickle,
+            own=own,
+            is_present=self._membership.arrival_of,
+        )
+        with self._guarded as session:
+            declaration = declare_subscriber(session, self._prefix + key_expression, capacity, history, recover)
+        return declaration, decoder
 
-    def _own(self, made: _Heard) -> _Heard:
-        """Keep a subscription, to end it with the node."""
+    def _add(self, made: _AnySubscription) -> _AnySubscription:
+        """Register a subscription, so that it is closed with the node."""
         with self._lock:
             for one in [one for one in self._subscriptions if one.closed]:
                 self._subscriptions.remove(one)
-                self._past.add(one.counts_by_key())
-            if not self._owned.closed:
+                self._closed_counts.add(one.counts_by_key())
+            if not self._guarded.closed:
                 self._subscriptions.append(made)
                 return made
         made.close()
         raise MeshClosed(f"node {self.name!r} has been closed")
 
-    # --- to ask and to answer -----------------------------------------------------------------------------------
+    # --- request and reply --------------------------------------------------------------------------------------
 
     def serve(self, topic: str, handler: Callable[[Message], Any], *, type: Any = None, threads: int = 4) -> Service:
-        """Answer questions: `handler(message)` returns the answer. `threads` of them are answered at the same time."""
-        self._owned.check()
+        """Serve requests for a topic of this node.
+
+        Parameters
+        ----------
+        topic : str
+            The topic, below this node's name.
+        handler : callable
+            `handler(message)` returns the answer; an exception reaches the requester as `RequestFailed`. A coroutine
+            function runs in the event loop in which `serve` is called, or else in a loop of the node.
+        type : type, optional
+            A `msgspec.Struct` or Protobuf message; other requests are refused.
+        threads : int
+            Number of requests handled at the same time.
+
+        Returns
+        -------
+        Service
+            `close()` ends it.
+
+        Examples
+        --------
+        ::
+
+            node.serve("look", lambda message: find(message.value))
+        """
+        self._guarded.check()
         check_threads(threads)
         if not callable(handler):
             raise InvalidArgument(f"handler={handler!r}: a function of a message is expected")
         key = serve_key(self.mesh, self.name, check_name(topic, "topic"))
-        made = Service(self._queryable(key), topic, self._prefix, handler, type=type, threads=threads)
+        plain = self.synchronous(handler)
+        made = Service(self._queryable(key), topic, self._prefix, plain, type=type, threads=threads)
         with self._lock:
             self._services = [one for one in self._services if not one.closed]
-            if not self._owned.closed:
+            if not self._guarded.closed:
                 self._services.append(made)
                 return made
         made.close()
@@ -277,118 +453,232 @@ class Node:
         type: Any = None,
         again: int | None = None,
     ) -> Any:
-        """Ask a node, and return its answer.
+        """Send a request to a node, and return its answer.
 
-        Raises NodeGone if it is not there or leaves meanwhile, NobodyServes if it does not serve the topic,
-        RequestTimeout if it takes too long, RequestFailed if its handler raised. `again` is the number of a question
-        (`next_question`) that may have been asked before: it is not carried out twice by the same service.
+        Parameters
+        ----------
+        node, topic : str
+            The node, and a topic that it serves.
+        value : object
+            The content of the request, see `publish`.
+        timeout : float
+            Seconds.
+        type : type, optional
+            A `msgspec.Struct` or Protobuf message to decode the answer as.
+        again : int, optional
+            A number from `next_request_number`, to send the same request again if the first attempt failed: a service
+            executes it at most once.
+
+        Raises
+        ------
+        NodeGone
+            The node is not on the mesh, or left meanwhile; or this node has lost its router.
+        NobodyServes
+            The node does not serve the topic.
+        RequestTimeout
+            The node did not answer in time.
+        RequestFailed
+            Its handler raised.
+
+        Examples
+        --------
+        ::
+
+            answer = node.request("lang", "parse", "take the cup", timeout=1.0)
         """
-        return self._questions.ask(node, topic, value, timeout, type, again)
+        return self._requests.send(node, topic, value, timeout, type, again)
 
-    def next_question(self) -> int:
-        """A number for a question that may have to be asked again."""
-        return self._questions.next_number()
+    async def arequest(
+        self,
+        node: str,
+        topic: str,
+        value: Any = None,
+        timeout: float = 2.0,
+        *,
+        type: Any = None,
+        again: int | None = None,
+    ) -> Any:
+        """Send a request and await the answer, without blocking the event loop. Otherwise like `request`.
 
-    # --- who is here --------------------------------------------------------------------------------------------
+        Examples
+        --------
+        ::
+
+            answer = await node.arequest("lang", "parse", "take the cup", timeout=1.0)
+        """
+        check_timeout(timeout)
+        return await self._async.in_thread(
+            lambda left: self.request(node, topic, value, left, type=type, again=again), timeout
+        )
+
+    def next_request_number(self) -> int:
+        """Return a number for a request that may have to be sent again (`request(again=)`)."""
+        return self._requests.next_number()
+
+    # --- membership ---------------------------------------------------------------------------------------------
 
     def peers(self, timeout: float = 0.5, *, ask: bool = True) -> list[Peer]:
-        """The other nodes, by name, with the last step each has reached.
+        """Return the other nodes, sorted by name.
 
-        `ask` them for that (and for what they publish); one that does not answer in time has None.
+        With `ask`, query each for its status (last step, published topics); these fields are None for nodes that do not
+        reply within `timeout` seconds.
         """
-        self._owned.check()
-        here = self._presence.peers()
-        if not ask or not here:
-            return here
-        said = self._questions.ask_status({peer.name for peer in here}, timeout)
-        return [_with_status(peer, said.get((peer.name, peer.incarnation))) for peer in here]
+        self._guarded.check()
+        peers = self._membership.peers()
+        if not ask or not peers:
+            return peers
+        statuses = self._requests.query_status({peer.name for peer in peers}, timeout)
+        return [_with_status(peer, statuses.get((peer.name, peer.incarnation))) for peer in peers]
 
     def peer(self, name: str) -> Peer | None:
-        """The node of a name if it is here, without asking it."""
-        self._owned.check()
-        return self._presence.get(name)
+        """Return the node of a name, without querying its status; None if it is not on the mesh."""
+        self._guarded.check()
+        return self._membership.get(name)
 
-    def lives(self, name: str) -> list[Peer]:
-        """All nodes of a name that are here: more than one only while one takes another's place."""
-        return [peer for peer in self._presence.peers() if peer.name == name]
+    def incarnations(self, name: str) -> list[Peer]:
+        """Return all present incarnations of a node: more than one only while a restarted node replaces the old one."""
+        return self._membership.incarnations(name)
 
     def with_role(self, role: str) -> list[Peer]:
-        """The nodes that declare a role, in the order in which they came."""
-        self._owned.check()
-        return self._presence.with_role(role)
+        """Return the nodes that declare a role, in the order of their start times."""
+        self._guarded.check()
+        return self._membership.with_role(role)
 
     def on_join(self, handler: Callable[[Peer], Any]) -> None:
-        """Call `handler(peer)` for every other node that is here or comes.
+        """Call `handler(peer)` for every other node that is present or joins.
 
-        A thread of the node calls all handlers of joins and leaves, one after the other, in the order of events.
+        One thread calls all handlers of joins and leaves, in the order of events.
         """
-        self._owned.check()
-        self._presence.on_join(handler)
+        self._guarded.check()
+        self._membership.on_join(self.synchronous(handler))
 
     def on_leave(self, handler: Callable[[Peer], Any]) -> None:
-        """Call `handler(peer)` for every node that closes, dies, is stopped or cut off."""
-        self._owned.check()
-        self._presence.on_leave(handler)
+        """Call `handler(peer)` for every node that leaves: it closes, dies, is stopped or cut off."""
+        self._guarded.check()
+        self._membership.on_leave(self.synchronous(handler))
 
-    def wait_for(self, names: Iterable[str], timeout: float) -> list[str]:
-        """Wait until nodes are here; the names of those that have not come in time."""
-        self._owned.check()
-        return self._presence.wait_for(names, timeout)
+    def wait_for(self, names: str | Iterable[str], timeout: float) -> list[str]:
+        """Wait until a node, or each of several, is present; return the names still missing after `timeout` seconds."""
+        self._guarded.check()
+        return self._membership.wait_for([names] if isinstance(names, str) else names, timeout)
 
     @property
     def session(self) -> Any:
-        """The Zenoh session, for what a node does not offer. It is closed with the node."""
-        self._owned.check()
+        """The Zenoh session, for features that a node does not offer. It is closed with the node."""
+        self._guarded.check()
         return self._session
 
     @property
     def connected(self) -> bool:
-        """Whether this node reaches anybody: a client its router; peers always do, in principle."""
+        """False while a client has no connection to a router. Always True for peers."""
         if self.topology.mode_in_use != "client":
             return True
         return len(list(self._session.info.routers_zid())) > 0
 
+    @property
+    def alone(self) -> bool:
+        """True if this node has seen others, and has seen none for two seconds.
+
+        All of them have ended, or this node is cut off. A warning is logged when it becomes True.
+        """
+        return self._links is not None and self._links.alone
+
+    @property
+    def silent_ports(self) -> tuple[int, ...]:
+        """Seed ports of a local mesh on which something listened that did not answer as a node, at the start."""
+        return self._silent_ports
+
+    def _lost_link(self) -> str:
+        """Return the routers that this client has lost; "" while it is connected."""
+        return "" if self.connected else ", ".join(self.topology.connect) or "of its Zenoh configuration"
+
     def counts(self) -> dict[str, Counts]:
-        """What came and what did not, by key, over all subscriptions of this node."""
+        """Return the counts of messages (received, lost, dropped, ...) by key, over all subscriptions."""
         together = Ledger(self.name)
         with self._lock:
-            for one in (self._past, *(one._ledger for one in self._subscriptions)):
+            for one in (self._closed_counts, *(one._ledger for one in self._subscriptions)):
                 together.add(one.copy())
         return together.by_key
 
     def sent(self) -> dict[str, int]:
-        """How many messages this node has published, by topic."""
+        """Return the number of published messages by topic."""
         return {topic: one.sent for topic, one in list(self._publishers.items())}
 
-    # --- to end -------------------------------------------------------------------------------------------------
+    def synchronous(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a blocking function for a handler that may be a coroutine function.
+
+        Coroutines run in the event loop of the current thread, or else in a loop of the node. The function must not be
+        called in that loop.
+        """
+        return self._async.synchronous(handler)
+
+    # --- lifetime -----------------------------------------------------------------------------------------------
+
+    def spin(self, timeout: float | None = None) -> None:
+        """Block until Ctrl-C, SIGTERM, `close` or the end of `timeout` (seconds), while handlers run.
+
+        It returns normally in each case, so that a program ends with status 0. Signals are caught in the main thread
+        only; their previous handlers are restored afterwards. In an event loop, use `stream` instead.
+
+        Examples
+        --------
+        ::
+
+            with Node("vision") as node:
+                node.subscribe("pfc/control", print)
+                node.spin()
+        """
+        self._guarded.check()
+        if running_loop() is not None:
+            raise MeshError("spin() would block the event loop. Use `async for message in node.stream(...)` there")
+        ended = threading.Event()
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, lambda *_: ended.set())
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not ended.is_set() and not self._guarded.closed:
+                left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+                if left <= 0:
+                    return
+                ended.wait(left)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def close(self) -> None:
         """Leave the mesh. A second call does nothing.
 
-        Handlers that are at work are waited for, a few seconds at most; one that closes its own node is not.
+        It waits up to two seconds for running handlers, except when a handler closes its own node.
         """
         if os.getpid() != self._pid:
-            return  # the session is that of the process we were forked from
+            return  # the session belongs to the parent process
         with self._lock:
-            first = not self._owned.closed
-            self._owned.closed = True
-        running = [self._status, getattr(self, "_presence", None), *self._subscriptions, *self._services]
+            first = not self._guarded.closed
+            self._guarded.closed = True
+        # Coroutines last: they are cancelled after the wait for the handlers.
+        running = [
+            self._status, self._links, getattr(self, "_membership", None), *self._subscriptions, *self._services,
+            self._drainer, self._async,
+        ]  # fmt: skip
         parts = [one for one in running if one is not None]
         if not first:
-            if not any(one.runs_here() for one in parts):
+            if not any(one._runs_here() for one in parts):
                 self._ended.wait(2 * _END_S)
             return
         try:
-            # Its presence goes first: whoever sees that knows that nothing follows.
-            if self._token is not None:
-                self._token.undeclare()
-            for one in parts:
-                one.stop()
-            deadline = time.monotonic() + _END_S
-            for one in parts:
-                one.wait_for_end(deadline)
+            # The presence token is withdrawn first, so that peers know that nothing follows.
+            with ExitStack() as stack:  # runs in reverse order, and ends each part whatever another one raises
+                stack.callback(self._session.close)
+                deadline = time.monotonic() + _END_S
+                for one in reversed(parts):
+                    stack.callback(one._wait_for_end, deadline)
+                for one in reversed(parts):
+                    stack.callback(one._stop)
+                if self._token is not None:
+                    stack.callback(self._token.undeclare)
         finally:
-            self._session.close()
             _OPEN.discard(self)
             self._ended.set()
 
@@ -399,69 +689,118 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, KeyboardInterrupt):
+            _end_quietly_with(error)
+
+    async def __aenter__(self) -> Node:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._async._stop()  # only this thread can cancel the coroutines of its loop
+        await asyncio.to_thread(self.close)
 
     @property
     def closed(self) -> bool:
-        return self._owned.closed
+        """True after `close`."""
+        return self._guarded.closed
 
     def __repr__(self) -> str:
-        return f"<Node {self.name!r} on mesh {self.mesh!r}{', closed' * self._owned.closed}>"
+        return f"<Node {self.name!r} on mesh {self.mesh!r}{', closed' * self._guarded.closed}>"
+
+    def _repr_html_(self) -> str:
+        peers = [] if self.closed else self.peers(ask=False)
+        rows = ((peer.name, peer.role, peer.host, peer.pid) for peer in peers)
+        count = f"{len(peers)} other node{'s' * (len(peers) != 1)}"
+        return html_table(f"{repr(self)[1:-1]}: {count}", ("node", "role", "host", "process"), rows)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
+    def _wait_for_links(self, seeds: SeedPorts) -> None:
+        """Wait for the links to present nodes, and warn of unusable seed ports."""
+        self._silent_ports = seeds.silent
+        if seeds.silent:
+            _log.warning(
+                "node %r: something listens on port %s that does not answer as a node of the mesh %r: another program, "
+                "or a node that is stopped. Nodes use the next port, %d", self.name,
+                ", ".join(map(str, seeds.silent)), self.mesh, seeds.ports[len(seeds.silent)],
+            )  # fmt: skip
+        if seeds.answered and not wait_for_links(self._session, _LINK_WAIT_S):
+            _log.warning("node %r: a node answered, but no link was opened within %g s", self.name, _LINK_WAIT_S)
+
     def _publisher(self, topic: str, kind: str | None) -> _Publisher:
-        self._owned.check()
+        self._guarded.check()
         with self._lock:
             known = self._publishers.get(topic)
             if known is None:
                 check_name(topic, "topic")
                 kind = check_kind(kind or "stream")
-                with self._owned:
-                    declared = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
-                known = self._publishers[topic] = _Publisher(declared, kind)
+                with self._guarded:
+                    publisher = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
+                known = self._publishers[topic] = _Publisher(publisher, kind)
             elif kind is not None and kind != known.kind:
-                raise InvalidArgument(f"kind={kind!r}: the topic {topic!r} of this node is of kind {known.kind!r}")
+                raise InvalidArgument(f"kind={kind!r}: the topic {topic!r} of this node has the kind {known.kind!r}")
             return known
 
     def _queryable(self, key: str) -> Any:
         import zenoh
 
-        # A ring: where too many questions wait, the oldest ends without an answer, and the session is not held up.
-        with self._owned:
-            return self._session.declare_queryable(key, zenoh.handlers.RingChannel(MOST_WAITING), complete=True)
+        # A ring: when too many requests are queued, the oldest ends without a reply, and the session does not block.
+        with self._guarded:
+            return self._session.declare_queryable(key, zenoh.handlers.RingChannel(MAX_QUEUED), complete=True)
 
-    def _say_status(self, message: Message) -> dict[str, Any]:
+    def _report_status(self, message: Message) -> dict[str, Any]:
         topics = {topic: one.kind for topic, one in list(self._publishers.items())}
-        return {"incarnation": self.incarnation, "step": self.step, "topics": topics}
+        return {"incarnation": self.incarnation, "step": self.step, "topics": topics, "sees": self._membership.count()}
 
-    def _refuse_second(self, me: Peer) -> None:
-        """Two nodes of one name would speak on the same keys; one that has just died is waited for."""
+    def _check_name_free(self) -> None:
+        """Raise if another node has this name; wait for the token of one that has just died to expire."""
         deadline = time.monotonic() + _TAKEN_WAIT_S
         while True:
-            replies = self._session.liveliness().get(presence_key(self.mesh, f"{self.name}/*"), timeout=1.0)
-            taken = any(reply.ok is not None for reply in replies)
+            # The wildcard also matches nodes below this name.
+            replies = self._session.liveliness().get(presence_key(self.mesh, f"{self.name}/**"), timeout=1.0)
+            keys = [str(reply.ok.key_expr) for reply in replies if reply.ok is not None]
+            taken = any(is_token_of(self.mesh, key, self.name) for key in keys)
             if not taken:
                 return
             if time.monotonic() > deadline:
-                other = self._presence.get(self.name)
+                other = self._membership.get(self.name)
                 who = "" if other is None else f" (process {other.pid} on {other.host})"
-                raise NameTaken(f"a node called {self.name!r} is on the mesh {self.mesh!r} already{who}")
+                raise NameTaken(
+                    f"a node called {self.name!r} is on the mesh {self.mesh!r} already{who}. Use another name"
+                )
             time.sleep(0.1)
 
 
-def _with_status(peer: Peer, said: dict[str, Any] | None) -> Peer:
-    if said is None:
+def _with_status(peer: Peer, status: dict[str, Any] | None) -> Peer:
+    if status is None:
         return peer
-    step, topics = said.get("step"), said.get("topics")
+    step, topics, sees = status.get("step"), status.get("topics"), status.get("sees")
     return replace(
         peer,
         step=step if isinstance(step, int) else None,
         topics={str(topic): str(kind) for topic, kind in topics.items()} if isinstance(topics, dict) else None,
+        sees=sees if isinstance(sees, int) else None,
     )
+
+
+def _end_quietly_with(interrupt: KeyboardInterrupt) -> None:
+    """Suppress the traceback of this Ctrl-C if nothing catches it: the node has been closed.
+
+    Python still ends with status 130, as for any Ctrl-C.
+    """
+    show = sys.excepthook
+
+    def show_others(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if error is not interrupt:
+            show(kind, error, traceback)
+
+    sys.excepthook = show_others
 
 
 @atexit.register
 def _close_all() -> None:
-    """A session that is left open would keep threads in a process that is about to end."""
+    """Close all nodes at exit: an open session would keep threads in a process that is about to end."""
     for node in list(_OPEN):
         node.close()

@@ -1,40 +1,34 @@
-"""What a spiking network is: populations, projections, inputs, probes and neuromodulators.
+"""Descriptions of spiking networks: populations, projections, inputs, probes, plasticity and neuromodulators.
 
-    from neuraxis.network import FixedInDegree, Network, Normal
+    >>> from neuraxis.network import FixedInDegree, Network, Normal
+    >>> from neuraxis.network.models import lif_delta
+    >>> network = Network(dt_ms=0.1, seed=1)
+    >>> cells = network.population("E", 8000, lif_delta)
+    >>> _ = network.connect(cells, cells, FixedInDegree(k=800), weight=Normal(0.1, 0.01, low=0), delay_ms=1.5)
+    >>> _ = network.poisson(cells, rate_hz=15_000, weight=0.1)
+    >>> _ = network.record(cells, "spikes")
+    >>> print(network)  # doctest: +ELLIPSIS
+    Network: 8,000 neurons in 1 population, about 6,400,000 synapses in 1 projection; dt 0.1 ms, seed 1
+    ...
 
-    network = Network(dt_ms=0.1, seed=1)
-    excitatory = network.population("E", 8000, model)
-    network.connect(excitatory, excitatory, FixedInDegree(k=800), weight=Normal(0.1, 0.01, low=0), delay_ms=1.5)
-    network.poisson(excitatory, rate_hz=15_000, weight=0.1)
-    network.record(excitatory, "spikes")
-    print(network)
+A description holds no state and draws no random numbers; the engine does both. `neuraxis.network.models` has neuron
+models, `neuraxis.network.library` has networks from the literature, and `neuraxis.simulation` runs a network.
 
-This is a pure description. It holds no state and draws nothing; the engine does.
+`Rule`, `Distribution` and `PlasticityRule` are the unions of the classes for connections, random values and learning.
 """
 
 from __future__ import annotations
 
-from neuraxis.network.distributions import (
-    LARGEST_NORMAL,
-    Constant,
-    Distribution,
-    LogNormal,
-    Normal,
-    Uniform,
-    Values,
-    as_distribution,
-)
-from neuraxis.network.fixed_point import Contribution, check_range, choose_exponent
-from neuraxis.network.grid import array_to_steps, to_steps
-from neuraxis.network.inputs import CurrentInput, PoissonInput, SpikeInput
+from typing import TYPE_CHECKING
+
+from neuraxis.network.devices import CurrentInput, PoissonInput, Probe, SpikeInput
+from neuraxis.network.distributions import Constant, Distribution, LogNormal, Normal, Uniform, Values
+from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
 from neuraxis.network.network import Network
-from neuraxis.network.neuromodulator import Modulation, Neuromodulator
 from neuraxis.network.neuron_model import NeuronModel, neuron_model
 from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule, RewardSTDP, TsodyksMarkram
 from neuraxis.network.population import Population
-from neuraxis.network.probes import Probe
 from neuraxis.network.projection import Projection
-from neuraxis.network.rhythm import Rhythm
 from neuraxis.network.rules import (
     AllToAll,
     Explicit,
@@ -47,11 +41,9 @@ from neuraxis.network.rules import (
 )
 
 __all__ = [
-    "LARGEST_NORMAL",
     "STDP",
     "AllToAll",
     "Constant",
-    "Contribution",
     "CurrentInput",
     "Distribution",
     "Explicit",
@@ -79,10 +71,27 @@ __all__ = [
     "TsodyksMarkram",
     "Uniform",
     "Values",
-    "array_to_steps",
-    "as_distribution",
-    "check_range",
-    "choose_exponent",
+    "library",
+    "models",
     "neuron_model",
-    "to_steps",
 ]
+
+if TYPE_CHECKING:
+    from neuraxis.network import library, models
+else:
+    from neuraxis.imports import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {},
+        modules=["library", "models"],
+        deprecated={
+            "Contribution": "neuraxis.network.fixed_point",
+            "LARGEST_NORMAL": "neuraxis.network.distributions",
+            "array_to_steps": "neuraxis.network.grid",
+            "as_distribution": "neuraxis.network.distributions",
+            "check_range": "neuraxis.network.fixed_point",
+            "choose_exponent": "neuraxis.network.fixed_point",
+            "to_steps": "neuraxis.network.grid",
+        },
+    )

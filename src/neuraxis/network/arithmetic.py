@@ -1,9 +1,9 @@
-"""exp, log, power and sqrt of the host, correctly rounded: the same bits from every C library.
+"""Correctly rounded exp, log, power and sqrt, which return the same bits on every machine.
 
-Constants of a model (a decay factor for one step, say) are computed once with these and then travel as numbers. The C
-library's `exp` may differ from another's in the last bit, and one such bit would give another network on another
-machine; `decimal` is specified to be correctly rounded. A model's function that names `exp`, `log`, `power` or `sqrt`
-gets the engine's float32 forms of them (see `neuraxis.engine.arithmetic`).
+Constants of neuron models (a decay factor for one step, say) are computed with these functions, once, on the host. The
+`exp` of two C libraries can differ in the last bit, and one such bit changes the spikes of a network; `decimal` is
+specified to be correctly rounded. Inside the function of a neuron model the same names stand for the float32 functions
+of `neuraxis.engine.arithmetic`.
 """
 
 from __future__ import annotations
@@ -16,34 +16,46 @@ from neuraxis.errors import InvalidArgument
 
 __all__ = ["exp", "float32", "log", "power", "sqrt"]
 
-# Twice as many digits as a float64 has, so that rounding to float64 is the only rounding that counts.
+# Twice the digits of a float64, so that only the final rounding to float64 matters.
 _CONTEXT = Context(prec=36)
 
 
 def exp(x: float) -> float:
-    """e to the power x."""
+    """Return e**x.
+
+    >>> exp(-0.1)
+    0.9048374180359595
+    """
     if x < -745.0:
         return 0.0
     return float(_CONTEXT.exp(Decimal(x)))
 
 
 def log(x: float) -> float:
-    """The natural logarithm of x > 0."""
+    """Return the natural logarithm of x > 0."""
     if not x > 0:
         raise InvalidArgument(f"log({x!r}): a number above 0 is expected")
     return float(_CONTEXT.ln(Decimal(x)))
 
 
 def power(x: float, y: float) -> float:
-    """x > 0 to the power y."""
-    return float(_CONTEXT.exp(_CONTEXT.multiply(_CONTEXT.ln(Decimal(x)), Decimal(y)))) if x else 0.0
+    """Return x**y; y must be an integer if x < 0, and not negative if x is 0."""
+    if y == 0 or x == 1:
+        return 1.0
+    if x < 0 and float(y).is_integer():
+        return power(-x, y) if y % 2 == 0 else -power(-x, y)
+    if x == 0 and y > 0:
+        return 0.0
+    if not x > 0:
+        raise InvalidArgument(f"power({x!r}, {y!r}): has no finite value")
+    return float(_CONTEXT.exp(_CONTEXT.multiply(_CONTEXT.ln(Decimal(x)), Decimal(y))))
 
 
 def float32(x: float) -> float:
-    """x rounded to float32, as kernels hold it."""
+    """Round x to float32, as kernels store it."""
     return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
 def sqrt(x: float) -> float:
-    """The square root; IEEE arithmetic rounds it correctly everywhere."""
+    """Return the square root, which IEEE 754 rounds correctly everywhere."""
     return math.sqrt(x)

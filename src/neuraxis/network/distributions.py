@@ -1,10 +1,10 @@
-"""What a weight, a delay or an initial value is drawn from.
+"""Distributions of weights, delays and initial values.
 
-A distribution only says what is drawn; the engine draws, from streams that belong to the target neuron. Its standard
-normal draw z is bounded, |z| <= LARGEST_NORMAL, so that every distribution has hard bounds.
+A distribution draws nothing itself: the engine draws, from random streams that belong to the target neuron. Its
+standard normal variate z is bounded, |z| <= LARGEST_NORMAL, so every distribution has hard bounds.
 
-Every distribution answers `bounds()`, the lowest and the highest value there can be, `expected()`, the mean of the
-values, and `expected_magnitude()`, the mean of the values without their signs.
+Every distribution has the methods `bounds()`, which returns the lowest and the highest possible value, `expected()`,
+the mean of the values, and `expected_magnitude()`, the mean of their absolute values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.arguments import (
+    Floats,
+    HoldsArrays,
+    ShortRepr,
+    float_array,
+    is_array,
+    not_negative,
+    number,
+    one_of,
+    set_fields,
+)
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import float_array, is_array, not_negative, number, one_of, settle
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.arrays import Floats, HoldsArrays
 
 __all__ = [
     "LARGEST_NORMAL",
@@ -31,26 +40,37 @@ __all__ = [
     "as_distribution",
 ]
 
-LARGEST_NORMAL = 6.5
+LARGEST_NORMAL = 6.5  # largest magnitude of the engine's standard normal variate
 
-# Below this probability of the allowed interval, redrawing would take too long.
+# If less than this part of the draws falls into the interval, redrawing takes too long.
 LOWEST_REDRAW_PROBABILITY = 1e-3
 
-# The engine computes exp in float32: its argument must not overflow there, and its result is a little off.
+# The engine computes exp in float32: limits of its argument, and of the relative error of its result.
 LARGEST_EXPONENT = 80.0
 FLOAT32_ERROR = 1e-5
 
 OUTSIDE = ("clip", "redraw")
 
 
-@dataclass(frozen=True)
-class Constant:
-    """The same value everywhere."""
+@dataclass(frozen=True, repr=False)
+class Constant(ShortRepr):
+    """The same value for every synapse or neuron; a plain number means the same.
+
+    Parameters
+    ----------
+    value : float
+        The value, in the unit of what it is used for (weight: unit of the receptor; delay: ms).
+
+    Examples
+    --------
+    >>> Constant(1.5).bounds()
+    (1.5, 1.5)
+    """
 
     value: float
 
     def __post_init__(self) -> None:
-        settle(self, value=number(self.value, "Constant.value"))
+        set_fields(self, value=number(self.value, "Constant.value"))
 
     def bounds(self) -> tuple[float, float]:
         return self.value, self.value
@@ -62,15 +82,26 @@ class Constant:
         return abs(self.value)
 
 
-@dataclass(frozen=True)
-class Uniform:
-    """Any value from `low` to `high`, all alike."""
+@dataclass(frozen=True, repr=False)
+class Uniform(ShortRepr):
+    """Uniform distribution from `low` to `high`.
+
+    Parameters
+    ----------
+    low, high : float
+        Bounds, in the unit of what is drawn.
+
+    Examples
+    --------
+    >>> Uniform(0.5, 1.5).expected()
+    1.0
+    """
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        settle(self, low=number(self.low, "Uniform.low"), high=number(self.high, "Uniform.high"))
+        set_fields(self, low=number(self.low, "Uniform.low"), high=number(self.high, "Uniform.high"))
         if self.low > self.high:
             raise InvalidArgument(f"Uniform.low={self.low}: must not be above high={self.high}")
         if not math.isfinite(self.high - self.low):
@@ -89,9 +120,31 @@ class Uniform:
         return abs(self.expected())
 
 
-@dataclass(frozen=True)
-class Normal:
-    """`mean + sd * z`; what falls below `low` or above `high` is clipped to it or drawn again."""
+@dataclass(frozen=True, repr=False)
+class Normal(ShortRepr):
+    """Normal distribution, optionally limited to an interval.
+
+    Parameters
+    ----------
+    mean, sd : float
+        Mean and standard deviation before values are limited, in the unit of what is drawn.
+    low, high : float, optional
+        Limits of the values.
+    outside : {"clip", "redraw"}
+        Treatment of values outside the limits: set them to the limit, or draw again.
+
+    Raises
+    ------
+    InvalidArgument
+        With "redraw": less than one draw in a thousand would fall between the limits.
+
+    Examples
+    --------
+    >>> Normal(0.1, 0.01, low=0)
+    Normal(mean=0.1, sd=0.01, low=0)
+    >>> Normal(0.1, 0.01, low=0).bounds()
+    (0.035, 0.165)
+    """
 
     mean: float
     sd: float
@@ -100,10 +153,10 @@ class Normal:
     outside: str = "clip"
 
     def __post_init__(self) -> None:
-        settle(self, mean=number(self.mean, "Normal.mean"), sd=not_negative(self.sd, "Normal.sd"))
+        set_fields(self, mean=number(self.mean, "Normal.mean"), sd=not_negative(self.sd, "Normal.sd"))
         if not math.isfinite(abs(self.mean) + LARGEST_NORMAL * self.sd):
             raise InvalidArgument(f"Normal.mean={self.mean}, sd={self.sd}: too large")
-        settle(self, **_cut("Normal", self.low, self.high, self.outside))
+        set_fields(self, **_cut("Normal", self.low, self.high, self.outside))
         _check_redraw("Normal", self, *self._probabilities())
 
     def bounds(self) -> tuple[float, float]:
@@ -125,7 +178,7 @@ class Normal:
         low, high = self.bounds()
         if low >= 0 or high <= 0:
             return abs(self.expected())
-        # The folded normal; the cut tails change little of it, and it is only needed roughly.
+        # The mean of the folded normal distribution. Limits change it little, and a rough value is enough.
         folded = self.sd * 2 * _density(self.mean / self.sd) + self.mean * math.erf(self.mean / self.sd / math.sqrt(2))
         return min(folded, max(-low, high))
 
@@ -133,11 +186,28 @@ class Normal:
         return _outside_probabilities(self.low, self.high, self.mean, self.sd)
 
 
-@dataclass(frozen=True)
-class LogNormal:
-    """`exp(mu + sigma * z)`; what falls below `low` or above `high` is clipped to it or drawn again.
+@dataclass(frozen=True, repr=False)
+class LogNormal(ShortRepr):
+    """Log-normal distribution, exp(mu + sigma z), optionally limited to an interval.
 
-    `mu` and `sigma` are the mean and the standard deviation of the logarithm, not of the values.
+    Parameters
+    ----------
+    mu, sigma : float
+        Mean and standard deviation of the logarithm of the values.
+    low, high : float, optional
+        Limits of the values, in the unit of what is drawn.
+    outside : {"clip", "redraw"}
+        Treatment of values outside the limits: set them to the limit, or draw again.
+
+    Raises
+    ------
+    InvalidArgument
+        With "redraw": less than one draw in a thousand would fall between the limits.
+
+    Examples
+    --------
+    >>> LogNormal(0.0, 0.5, high=5.0)
+    LogNormal(mu=0, sigma=0.5, high=5)
     """
 
     mu: float
@@ -147,10 +217,10 @@ class LogNormal:
     outside: str = "clip"
 
     def __post_init__(self) -> None:
-        settle(self, mu=number(self.mu, "LogNormal.mu"), sigma=not_negative(self.sigma, "LogNormal.sigma"))
+        set_fields(self, mu=number(self.mu, "LogNormal.mu"), sigma=not_negative(self.sigma, "LogNormal.sigma"))
         if abs(self.mu) + LARGEST_NORMAL * self.sigma > LARGEST_EXPONENT:
             raise InvalidArgument(f"LogNormal.mu={self.mu}, sigma={self.sigma}: too large; both are of the logarithm")
-        settle(self, **_cut("LogNormal", self.low, self.high, self.outside))
+        set_fields(self, **_cut("LogNormal", self.low, self.high, self.outside))
         if self.high is not None and self.high <= 0:
             raise InvalidArgument(f"LogNormal.high={self.high}: must be above 0, as the values are")
         _check_redraw("LogNormal", self, *self._probabilities())
@@ -180,12 +250,23 @@ class LogNormal:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Values(HoldsArrays):
-    """Given values, one for each synapse (in the order that the rule says) or one for each neuron."""
+    """Given values, one for each neuron or synapse; a list or array means the same.
+
+    Parameters
+    ----------
+    array : array_like of float, shape (n,)
+        One value for each neuron, or one for each synapse in the order that the connection rule documents.
+
+    Examples
+    --------
+    >>> Values([0.5, 1.0, 2.0])
+    Values(3 from 0.5 to 2)
+    """
 
     array: Floats
 
     def __post_init__(self) -> None:
-        settle(self, array=float_array(self.array, "Values.array"))
+        set_fields(self, array=float_array(self.array, "Values.array"))
 
     def __len__(self) -> int:
         return int(self.array.size)
@@ -203,16 +284,39 @@ class Values(HoldsArrays):
         return float(self.array.mean()) if self.array.size else 0.0
 
     def expected_magnitude(self) -> float:
-        """The mean magnitude of the values that are not zero."""
+        """Return the mean absolute value of the values other than 0."""
         values = np.abs(self.array[self.array != 0])
         return float(values.mean()) if values.size else 0.0
 
 
 Distribution = Constant | Uniform | Normal | LogNormal | Values
+"""Any of the distributions of this module."""
 
 
 def as_distribution(value: Any, name: str) -> Distribution:
-    """A number as a Constant, a list or array as Values, a distribution as it is; `name` is for errors."""
+    """Convert a number to a `Constant`, a list or array to `Values`; return a distribution unchanged.
+
+    Parameters
+    ----------
+    value : float, array_like or Distribution
+        The value to convert.
+    name : str
+        Name of the argument, for error messages.
+
+    Returns
+    -------
+    Distribution
+
+    Raises
+    ------
+    InvalidType
+        The value is none of these.
+
+    Examples
+    --------
+    >>> as_distribution(2, "weight")
+    Constant(value=2)
+    """
     if isinstance(value, Distribution):
         return value
     if is_array(value):
@@ -223,7 +327,7 @@ def as_distribution(value: Any, name: str) -> Distribution:
 
 
 def _cut(kind: str, low: object, high: object, outside: object) -> dict[str, object]:
-    """The fields `low`, `high` and `outside`, checked."""
+    """Check the fields `low`, `high` and `outside`."""
     lowest = None if low is None else number(low, f"{kind}.low")
     highest = None if high is None else number(high, f"{kind}.high")
     if lowest is not None and highest is not None and lowest > highest:
@@ -236,7 +340,7 @@ def _check_redraw(kind: str, distribution: Normal | LogNormal, below: float, abo
     if distribution.outside == "redraw" and inside <= LOWEST_REDRAW_PROBABILITY:
         raise InvalidArgument(
             f"{kind}.low={distribution.low}, high={distribution.high}: only {inside:.2g} of the draws would be kept; "
-            'widen the interval or say outside="clip"'
+            'widen the interval or pass outside="clip"'
         )
 
 
@@ -247,14 +351,14 @@ def _clipped(value: float, low: float | None, high: float | None) -> float:
 
 
 def _outside_probabilities(low: float | None, high: float | None, mean: float, sd: float) -> tuple[float, float]:
-    """The probabilities of a normal draw below `low` and above `high`."""
+    """Return the probabilities of a normal variate below `low` and above `high`."""
     below = _cumulative(_standard(low, mean, sd, -math.inf))
     above = _cumulative(-_standard(high, mean, sd, math.inf))
     return below, above
 
 
 def _standard(value: float | None, mean: float, sd: float, unlimited: float) -> float:
-    """How many standard deviations a limit is from the mean; `unlimited` if there is no limit."""
+    """Return the distance of a limit from the mean in standard deviations; `unlimited` if there is no limit."""
     if value is None:
         return unlimited
     if sd == 0:
@@ -263,7 +367,7 @@ def _standard(value: float | None, mean: float, sd: float, unlimited: float) -> 
 
 
 def _log(value: float | None) -> float | None:
-    """The logarithm of a limit of positive values."""
+    """Return the logarithm of a limit of positive values."""
     if value is None:
         return None
     return math.log(value) if value > 0 else -math.inf

@@ -1,76 +1,258 @@
-"""The scale of a receptor's accumulator.
+"""Fixed-point scales of the accumulators in which receptors sum weights.
 
-What arrives at a receptor in one step is summed in 32-bit integers, so that the sum does not depend on the order. A
-weight w is stored as the integer nearest to w / 2**exponent, with one exponent for each receptor of a population.
-It must be small enough for the smallest weights to keep their precision (12 bits at least, 20 are enough) and
-large enough for everything that can arrive in one step to stay below 2**31 (below 2**30 where that costs no
-needed precision). Where no exponent does both, the network is refused when it is described, not when it runs.
+The weights that arrive at a receptor in one step are summed in 32-bit integers, so that the sum does not depend on the
+order of addition. A weight w is stored as the integer nearest to w / 2**exponent. The exponent must be small enough to
+keep the precision of the smallest weights (at least 12 bits, at most 20 are needed), and large enough for the sum of
+all weights that can arrive in one step to stay below 2**31 (below 2**30 where precision allows).
+
+`choose_scales` tries the following, in this order:
+
+1. one exponent that is safe if every synapse has the largest possible weight and all fire in one step
+   (`largest * count`);
+2. one exponent that is safe if all synapses fire in one step, with the sum of their weights bounded by Bernstein's
+   inequality (`likely`), which a draw exceeds with a probability below e**-100. The engine sums the drawn weights when
+   it builds the network, and raises if the bound is exceeded;
+3. several accumulators with different exponents, which sources of similar weights share. The neuron adds them up. A
+   source whose own weights need more range than one accumulator has (more than half a million equal weights) keeps
+   fewer than 12 bits, but at least 8.
+
+No sum can therefore overflow while a network runs, whichever neurons fire together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["Contribution", "check_range", "choose_exponent", "poisson_count_bound"]
+__all__ = [
+    "SUM_LIMIT",
+    "Contribution",
+    "Scales",
+    "check_range",
+    "choose_exponent",
+    "choose_scales",
+    "likely_sum",
+    "poisson_count_bound",
+]
 
 LOWEST_BITS = 12
 ENOUGH_BITS = 20
+FEWEST_BITS = 8  # for a source that has an accumulator of its own
 SUM_BITS = 31
+SUM_LIMIT = 2**SUM_BITS
 
-# Rounding a weight that has 12 bits makes it larger by no more than this part (and half of it is to spare).
+# Per receptor. Four of them span more than the range of float32.
+MOST_ACCUMULATORS = 4
+
+# A sum exceeds `likely_sum` with probability exp(-UNLIKELY).
+UNLIKELY = 100.0
+
+# Bound of the relative increase of a 12-bit weight by rounding (twice what is possible).
 ROUNDING = 2.0**-LOWEST_BITS
 
-# 2**exponent and weights divided by it are handled in float32.
+# 2**exponent and weights divided by it must be float32 numbers.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -100, 90
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one projection or input can add to a receptor in one step.
+    """Largest contribution of one projection or input to a receptor of one neuron in one step.
 
-    Attributes:
-        source: what to call it in an error.
-        typical: the mean magnitude of its weights.
-        largest: the largest magnitude that one can have.
-        count: how many spikes can arrive at one neuron in one step.
+    Weights are in the unit of the receptor.
+
+    Parameters
+    ----------
+    source : str
+        Name of the projection or input, for error messages.
+    typical : float
+        Mean magnitude of the weights.
+    largest : float
+        Largest possible magnitude of a weight.
+    count : float
+        Largest number of spikes in one step.
+    likely : float
+        Bound of the sum of magnitudes, exact or with overwhelming probability; infinity if only `largest * count` is
+        known.
+
+    Examples
+    --------
+    >>> Contribution("projection 'E->E'", typical=0.5, largest=1.0, count=100).most
+    100.0
     """
 
     source: str
     typical: float
     largest: float
     count: float
+    likely: float = math.inf
 
     @property
     def matters(self) -> bool:
+        """True if anything other than 0 can arrive."""
         return self.largest > 0 and self.count > 0
+
+    @property
+    def most(self) -> float:
+        """Largest possible sum: all synapses fire, each with the largest weight."""
+        return self.largest * self.count
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The accumulators of a receptor.
+
+    Attributes
+    ----------
+    exponents : tuple of int
+        Exponent of each accumulator.
+    places : tuple of int
+        For each contribution, the index of its accumulator.
+    proven : bool
+        True if no sum can overflow, whatever is drawn; otherwise the engine must check the drawn weights.
+    """
+
+    exponents: tuple[int, ...]
+    places: tuple[int, ...]
+    proven: bool
+
+
+def likely_sum(mean_count: float, typical: float, largest: float) -> float:
+    """Return a bound that the sum of one neuron's weights exceeds with probability below e**-100.
+
+    Bernstein's inequality for independent weights of mean magnitude `typical` and largest magnitude `largest`, with
+    `mean_count` synapses on average. `typical` counts twice, because the mean of a limited distribution is known only
+    roughly.
+    """
+    mean = mean_count * min(2 * typical, largest)
+    return mean + math.sqrt(2 * UNLIKELY * mean * largest) + 2 * UNLIKELY * largest / 3
+
+
+def choose_scales(contributions: Sequence[Contribution]) -> Scales:
+    """Return the accumulators of a receptor; raise if no accumulators can represent the weights."""
+    everywhere = (0,) * len(contributions)
+    relevant = [place for place, one in enumerate(contributions) if one.matters]
+    if not relevant:
+        return Scales((0,), everywhere, True)
+    for proven in (True, False):
+        exponent = _exponent([contributions[place] for place in relevant], proven)
+        if exponent is not None:
+            return Scales((exponent,), everywhere, proven)
+    # Group the sources from the strongest to the weakest; a source that would lose precision starts a new group.
+    relevant.sort(key=lambda place: (-contributions[place].typical, place))
+    groups: list[list[int]] = []
+    for place in relevant:
+        grown = [*groups[-1], place] if groups else [place]
+        if groups and _exponent([contributions[one] for one in grown], False) is not None:
+            groups[-1] = grown
+        else:
+            groups.append([place])
+    if len(groups) > MOST_ACCUMULATORS:
+        strongest, weakest = contributions[relevant[0]], contributions[relevant[-1]]
+        raise InvalidArgument(
+            f"{weakest.source}: weights of about {weakest.typical:g} and those of {strongest.source} of up to "
+            f"{strongest.largest:g} are too far apart for one receptor; use another receptor for some of them"
+        )
+    exponents, places, proven = [], [0] * len(contributions), True
+    for number, group in enumerate(groups):
+        members = [contributions[one] for one in group]
+        chosen = _exponent(members, False)
+        exponents.append(_coarse_exponent(members[0]) if chosen is None else chosen)
+        rounding = 2.0**-FEWEST_BITS if chosen is None else ROUNDING
+        largest_sum = (1 + rounding) * math.fsum(one.most for one in members)
+        proven = proven and largest_sum < SUM_LIMIT * 2.0 ** exponents[-1]
+        for one in group:
+            places[one] = number
+    return Scales(tuple(exponents), tuple(places), proven)
 
 
 def choose_exponent(contributions: Iterable[Contribution]) -> int:
-    """The exponent of the finest scale that is safe; 0 if nothing contributes. Raises if there is none."""
-    relevant = [contribution for contribution in contributions if contribution.matters]
-    if not relevant:
-        return 0
+    """Return the exponent of a receptor's first accumulator.
+
+    Parameters
+    ----------
+    contributions : iterable of Contribution
+        All projections and inputs of the receptor.
+
+    Returns
+    -------
+    int
+        The exponent: weights are stored in units of 2**exponent. 0 if nothing contributes.
+
+    Raises
+    ------
+    InvalidArgument
+        No accumulators can represent the weights.
+
+    Examples
+    --------
+    >>> choose_exponent([Contribution("projection 'E->E'", typical=1.0, largest=1.0, count=100)])
+    -20
+    """
+    return choose_scales(list(contributions)).exponents[0]
+
+
+def check_range(population: str, receptor: str, contributions: Sequence[Contribution]) -> None:
+    """Raise if no accumulators can represent the weights that arrive at a receptor.
+
+    Parameters
+    ----------
+    population, receptor : str
+        Names for the error message.
+    contributions : sequence of Contribution
+        All projections and inputs of the receptor.
+
+    Raises
+    ------
+    InvalidArgument
+        The weights are too different, too many or beyond float32.
+
+    Examples
+    --------
+    >>> check_range("E", "input_pa", [Contribution("projection 'E->E'", 1.0, 1.0, count=100)])
+    """
+    try:
+        choose_scales(contributions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"receptor {receptor!r} of population {population!r}: {error}") from None
+
+
+def poisson_count_bound(rate_hz: float, dt_ms: float) -> float:
+    """Return a number of spikes that a Poisson process practically never exceeds in one step."""
+    mean = rate_hz * dt_ms / 1000
+    return mean + 12 * math.sqrt(mean) + 30 if mean > 0 else 0.0
+
+
+def _exponent(relevant: Sequence[Contribution], proven: bool) -> int | None:
+    """Return the smallest safe exponent, or None; with `proven` it is safe whatever is drawn."""
     weakest = min(relevant, key=lambda one: one.typical)
     if weakest.typical <= 0:
         raise InvalidArgument(f"{weakest.source}: a typical weight of {weakest.typical}: must be above 0")
-    total = (1 + ROUNDING) * math.fsum(one.largest * one.count for one in relevant)
+    total = (1 + ROUNDING) * math.fsum(one.most if proven else min(one.likely, one.most) for one in relevant)
     finest = _floor_log2(weakest.typical) - ENOUGH_BITS
     coarsest = finest + ENOUGH_BITS - LOWEST_BITS
     safe = _floor_log2(total) + 2 - SUM_BITS  # the sum is below 2**30
     exponent = max(finest, safe)
     if exponent - 1 == coarsest:
         exponent = coarsest  # the sum is below 2**31
-    if exponent > coarsest:
-        strongest = max(relevant, key=lambda one: one.largest * one.count)
+    return None if exponent > coarsest else _checked(exponent, weakest)
+
+
+def _coarse_exponent(one: Contribution) -> int:
+    """Return the exponent of a source that needs an accumulator of its own and keeps as many bits as fit."""
+    total = min(one.likely, one.most)
+    exponent = _floor_log2((1 + 2.0**-FEWEST_BITS) * total) + 1 - SUM_BITS
+    if exponent > _floor_log2(one.typical) - FEWEST_BITS:
         raise InvalidArgument(
-            f"{weakest.source}: weights of about {weakest.typical:g} are too small beside {strongest.source}, where "
-            f"{strongest.count:,.0f} spikes of weight {strongest.largest:g} can arrive in one step; "
-            "use weights nearer to each other, fewer synapses, or another receptor"
+            f"{one.source}: {one.count:,.0f} spikes of weight {one.largest:g} can arrive in one step, beside which "
+            f"weights of about {one.typical:g} are too small. Limit the weights with high=, or use fewer synapses."
         )
+    return _checked(exponent, one)
+
+
+def _checked(exponent: int, weakest: Contribution) -> int:
     if not LOWEST_EXPONENT <= exponent <= HIGHEST_EXPONENT:
         raise InvalidArgument(
             f"{weakest.source}: weights of about {weakest.typical:g} are beyond float32; use another unit"
@@ -78,23 +260,9 @@ def choose_exponent(contributions: Iterable[Contribution]) -> int:
     return exponent
 
 
-def check_range(population: str, receptor: str, contributions: Iterable[Contribution]) -> None:
-    """Raise, with the names of the population and the receptor, if `choose_exponent` finds none."""
-    try:
-        choose_exponent(contributions)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"receptor {receptor!r} of population {population!r}: {error}") from None
-
-
-def poisson_count_bound(rate_hz: float, dt_ms: float) -> float:
-    """More spikes than a Poisson process of this rate gives in one step, beyond all likelihood."""
-    mean = rate_hz * dt_ms / 1000
-    return mean + 12 * math.sqrt(mean) + 30 if mean > 0 else 0.0
-
-
 def _floor_log2(value: float) -> int:
     if not math.isfinite(value):
         raise InvalidArgument(f"weights that sum up to {value}: too large")
-    # A mean of a cut distribution can differ in its last bits from machine to machine, and is often a power of two
-    # but for these bits: rounded to six digits it is the same everywhere.
+    # The mean of a limited distribution can differ in the last bits between machines, and is often close to a power
+    # of two. Rounded to six digits it is the same everywhere.
     return math.frexp(float(f"{value:.6g}"))[1] - 1

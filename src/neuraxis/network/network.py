@@ -1,47 +1,85 @@
-"""The description of a spiking network: populations, projections, inputs, probes, neuromodulators.
+"""The description of a spiking network: populations, projections, inputs, probes, neuromodulators, rhythms.
 
-A network builds nothing: it is cheap to make, can be pickled, compared and printed, and every engine and executor
-builds from it what it needs. A call with a bad argument raises and leaves the network as it was.
+A `Network` only describes: it is cheap to make and can be pickled, compared and printed. Engines and executors build
+from it what they need. A call with an invalid argument raises and leaves the network unchanged.
 """
 
 from __future__ import annotations
 
 import copy
+import html
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import label, near, number, one_of, positive, whole
-from neuraxis.network.delays import as_delay, delay_bounds_steps
-from neuraxis.network.distributions import Constant
-from neuraxis.network.fixed_point import Contribution, check_range, choose_exponent, poisson_count_bound
-from neuraxis.network.grid import array_to_steps, at_least_one_step, to_steps
-from neuraxis.network.inputs import CurrentInput, PoissonInput, SpikeInput
-from neuraxis.network.neuromodulator import Modulation, Neuromodulator
-from neuraxis.network.neuron_model import NeuronModel
-from neuraxis.network.plasticity import HomeostaticScaling, PlasticityRule, RewardSTDP
-from neuraxis.network.population import Population, make_population
-from neuraxis.network.probes import Probe
-from neuraxis.network.projection import Projection, choose_receptor, make_projection
-from neuraxis.network.rhythm import Rhythm
-from neuraxis.network.rules import Rule
-from neuraxis.network.table import describe
+import numpy as np
 
-__all__ = ["LARGEST_STEP", "Network"]
+from neuraxis.arguments import label, near, number, one_of, positive, set_fields, short_repr, whole
+from neuraxis.errors import InvalidArgument, InvalidType, NetworkInUse
+from neuraxis.network.devices import CurrentInput, PoissonInput, Probe, SpikeInput
+from neuraxis.network.distributions import Constant, Values
+from neuraxis.network.fixed_point import Contribution, Scales, check_range, choose_scales, poisson_count_bound
+from neuraxis.network.grid import (
+    array_on_grid,
+    array_to_steps,
+    as_delay,
+    at_least_one_step,
+    delay_bounds_steps,
+    on_grid,
+    period,
+    to_steps,
+)
+from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
+from neuraxis.network.neuron_model import NeuronModel
+from neuraxis.network.plasticity import PlasticityRule, RewardSTDP
+from neuraxis.network.population import Population, make_population
+from neuraxis.network.projection import Projection, choose_receptor, make_projection
+from neuraxis.network.rules import Explicit, Rule
+
+__all__ = ["LARGEST_STEP", "Accumulator", "Network", "brief", "describe", "describe_html"]
 
 LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_STEP = 2**31 - 2
+LARGEST_ACCUMULATORS = 63  # per neuron; limited by the layout of the synapse tables
 
-# Beyond this, e to the minus mean leaves the range of numbers that the engine draws with.
+# For larger means exp(-mean) is below the range of the engine's random numbers.
 LARGEST_POISSON_MEAN = 500
+
+Rows = list[Sequence[str]]
+Table = tuple[str, Sequence[str], Rows]  # title, names of the columns, rows
 
 
 class Network:
-    """A spiking network in steps of `dt_ms`; everything random in it is drawn from `seed`.
+    """The description of a spiking network.
 
-    Wherever a population is an argument, its name will do. Weights, delays and initial values are numbers, arrays
-    or distributions. Times are rounded to the nearest step.
+    Wherever a method takes a population, it also takes its name. Weights, delays and initial values are numbers, arrays
+    or distributions. Times that are not a whole number of steps are rounded, with a `RoundingWarning`.
+
+    Printing a network shows tables of everything in it.
+
+    Parameters
+    ----------
+    dt_ms : float
+        Time step in ms.
+    seed : int
+        Seed of all random numbers, from 0 to 2**64 - 1. The same network with the same seed gives the same spikes.
+
+    Examples
+    --------
+    >>> from neuraxis.network import FixedInDegree, Network, Normal
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network(dt_ms=0.1, seed=1)
+    >>> cells = network.population("E", 100, lif_exp, v_mv=-60.0)
+    >>> synapses = network.connect(cells, cells, FixedInDegree(k=10), weight=Normal(20.0, 2.0, low=0), delay_ms=1.5)
+    >>> noise = network.poisson(cells, rate_hz=8000.0, weight=20.0)
+    >>> probe = network.record(cells, "spikes")
+    >>> network.neuron_count
+    100
     """
+
+    _checks_finite = True
 
     def __init__(self, dt_ms: float = 0.1, seed: int = 0) -> None:
         self._dt_ms = positive(dt_ms, "dt_ms")
@@ -55,11 +93,14 @@ class Network:
         self._neuromodulators: dict[str, Neuromodulator] = {}
         self._modulations: list[Modulation] = []
         self._rhythms: dict[str, Rhythm] = {}
-        # What can arrive at each (population's index, receptor) in one step: sets the scale of its accumulator.
-        self._contributions: dict[tuple[int, str], list[Contribution]] = {}
+        # By (index of the population, receptor): what can arrive in one step, which determines the scales of the
+        # accumulators. Each entry starts with its origin: ("projection" or "poisson", index).
+        self._contributions: dict[tuple[int, str], list[tuple[tuple[str, int], Contribution]]] = {}
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_final = False
 
     def copy(self) -> Network:
-        """A network of its own with the same content; both may be added to."""
+        """Return an independent copy, which can be changed even while a simulation of this network is open."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict):
@@ -68,13 +109,76 @@ class Network:
                 setattr(other, name, list(value))
         return other
 
-    # --- to describe ---
+    @property
+    def checks_finite(self) -> bool:
+        """True if a simulation raises when a state becomes infinite or NaN (see `final_copy`)."""
+        return self._checks_finite
+
+    def final_copy(self, *, check_finite: bool = True) -> Network:
+        """Return an immutable copy for a simulation; `check_finite` sets `checks_finite`."""
+        other = self.copy()
+        other._checks_finite = check_finite
+        other._is_final = True
+        return other
+
+    def hold(self, holder: object) -> None:
+        """Forbid changes as long as `holder` exists: it has read the network and would not see them."""
+        self._holders.add(holder)
+
+    def release(self, holder: object) -> None:
+        """End a `hold`."""
+        self._holders.discard(holder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_holders", "_is_final")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _holders=weakref.WeakSet(), _is_final=False)
+
+    def _check_changeable(self, call: str) -> None:
+        if self._is_final:
+            raise NetworkInUse(
+                f"network.{call}(): this network belongs to a simulation and cannot be changed. Change "
+                "network.copy() and make a new simulation of it."
+            )
+        if len(self._holders):
+            raise NetworkInUse(
+                f"network.{call}(): a simulation of this network is open and would not notice the change. Add "
+                "everything before Simulation(...), or close the simulation, or change network.copy()."
+            )
+
+    # --- adding parts ---
 
     def population(self, name: str, n: int, model: NeuronModel, **initial: Any) -> Population:
-        """Add `n` neurons of a model. `initial` gives states their first values; the others start as the model says."""
+        """Add a population of neurons.
+
+        Parameters
+        ----------
+        name : str
+            Unique name.
+        n : int
+            Number of neurons.
+        model : NeuronModel
+            Model with its parameters, as `lif_exp(tau_m_ms=20.0)`.
+        **initial : float, array_like or Distribution
+            Initial values of states, in the unit of the state; arrays have shape (n,). Other states start with the
+            value that the model declares.
+
+        Returns
+        -------
+        Population
+
+        Raises
+        ------
+        InvalidArgument
+            The name is taken, the model has no such state, or a value is not possible.
+        NetworkInUse
+            A simulation of this network is open.
+        """
+        self._check_changeable("population")
         label(name, "name")
         if name in self._populations:
-            raise InvalidArgument(f"name={name!r}: there is a population of this name already")
+            raise InvalidArgument(f"name={name!r}: a population of this name exists already")
         population = make_population(name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms)
         for argument, signal in model.signals.items():
             if isinstance(signal, str):
@@ -98,15 +202,37 @@ class Network:
     ) -> Projection:
         """Connect two populations.
 
-        Args:
-            rule: which neurons are connected; or a sparse matrix of weights (SciPy's, or any with `tocoo()`) with a
-                row for each neuron of `pre` and a column for each of `post`: then `weight` need not be given.
-            weight: in the unit of the receptor.
-            delay_ms: one step or more, rounded to whole steps. A Normal or LogNormal without `low` is cut at one step.
-            synapse: the receptor of the target's model; by default the one for the weight's sign.
-            plasticity: a rule or a list of rules; see `neuraxis.network.plasticity`.
-            name: "pre->post" by default, with "#2" and so on when it is taken.
+        Parameters
+        ----------
+        pre, post : Population or str
+            Source and target.
+        rule : Rule or sparse matrix
+            Connection rule; or a sparse matrix of weights (SciPy, or any object with `tocoo()`) of shape
+            (pre.n, post.n), and `weight` can be omitted.
+        weight : float, array_like or Distribution
+            Weights in the unit of the receptor. The order of an array is documented with the rule.
+        delay_ms : float, array_like or Distribution
+            Delays in ms, one step or more. They are rounded to whole steps; given delays with a warning. A Normal or
+            LogNormal without `low` is limited to one step or more.
+        synapse : str, optional
+            Receptor of the target's model; by default the one for the sign of the weights.
+        plasticity : PlasticityRule or list of them, optional
+            Plasticity rules; none by default.
+        name : str, optional
+            Unique name; by default "pre->post", followed by "#2", "#3" and so on if that is taken.
+
+        Returns
+        -------
+        Projection
+
+        Raises
+        ------
+        InvalidArgument
+            The rule, the weights or the delays are not possible for these populations.
+        NetworkInUse
+            A simulation of this network is open.
         """
+        self._check_changeable("connect")
         source, target = self._known(pre, "pre"), self._known(post, "post")
         chosen_name = self._projection_name(name, source, target)
         projection = make_projection(
@@ -124,9 +250,7 @@ class Network:
         for one in projection.plasticity:
             if isinstance(one, RewardSTDP):
                 self._known_signal(one.modulator, "modulator")
-            if isinstance(one, RewardSTDP | HomeostaticScaling):
-                self._check_period(one.every_ms, f"{type(one).__name__}.every_ms")
-        self._add_contribution(target, projection.receptor, projection.contribution())
+        self._add_contribution(target, projection.receptor, ("projection", projection.index), projection.contribution())
         self._projections[chosen_name] = projection
         return projection
 
@@ -139,25 +263,74 @@ class Network:
         start_ms: float = 0.0,
         stop_ms: float | None = None,
     ) -> PoissonInput:
-        """Give every neuron random spikes of its own: `rate_hz` is one number, or one for each neuron."""
+        """Add independent Poisson spikes to every neuron of a population.
+
+        Parameters
+        ----------
+        population : Population or str
+            Target.
+        rate_hz : float or array_like of float, shape (n,)
+            Rate in Hz: one for all neurons, or one for each. At most 500 spikes per step on average.
+        weight : float
+            Weight of each spike, in the unit of the receptor.
+        synapse : str, optional
+            Receptor of the target's model; by default the one for the sign of the weight.
+        start_ms, stop_ms : float, optional
+            Start and end (exclusive) in ms; by default from 0 without end.
+
+        Returns
+        -------
+        PoissonInput
+
+        Raises
+        ------
+        InvalidArgument
+            A rate or time is not possible.
+        NetworkInUse
+            A simulation of this network is open.
+        """
+        self._check_changeable("poisson")
         target = self._known(population, "population")
         what = f"poisson into {target.name!r}"
         size = number(weight, f"{what}: weight")
         receptor = choose_receptor(target, synapse, Constant(size), what)
         made = PoissonInput(target, rate_hz, size, receptor, start_ms, stop_ms, len(self._poisson_inputs))
-        self._check_interval(made)
+        self._round_interval(made, what)
         if made.largest_rate_hz * self._dt_ms * 1e-3 > LARGEST_POISSON_MEAN:
             raise InvalidArgument(
                 f"{what}: rate_hz={made.largest_rate_hz:g}: more than {LARGEST_POISSON_MEAN} spikes in a step are not "
-                "supported; take fewer with a larger weight, or a current"
+                "supported. Use a lower rate with a larger weight, or a current."
             )
         count = poisson_count_bound(made.largest_rate_hz, self._dt_ms)
-        self._add_contribution(target, receptor, Contribution(what, abs(size), abs(size), count))
+        contribution = Contribution(what, abs(size), abs(size), count)
+        self._add_contribution(target, receptor, ("poisson", made.index), contribution)
         self._poisson_inputs.append(made)
         return made
 
     def spikes(self, population: Population | str, times_ms: Any, ids: Any) -> SpikeInput:
-        """Let neuron `ids[i]` emit a spike at `times_ms[i]`, one step or later."""
+        """Make neurons spike at given times, whatever their state.
+
+        Parameters
+        ----------
+        population : Population or str
+            Population that spikes.
+        times_ms : array_like of float, shape (n_spikes,)
+            Times in ms, one step or later.
+        ids : array_like of int, shape (n_spikes,)
+            Ids of the neurons within the population.
+
+        Returns
+        -------
+        SpikeInput
+
+        Raises
+        ------
+        InvalidArgument
+            A time or an id is not possible.
+        NetworkInUse
+            A simulation of this network is open.
+        """
+        self._check_changeable("spikes")
         made = SpikeInput(self._known(population, "population"), times_ms, ids, len(self._spike_inputs))
         if made.times_ms.size:
             at_least_one_step(float(made.times_ms.min()), self._dt_ms, "times_ms")
@@ -166,49 +339,125 @@ class Network:
                 raise InvalidArgument(
                     f"times_ms: {made.times_ms.max():g} ms is beyond the last step ({LARGEST_STEP:,})"
                 )
+            set_fields(made, times_ms=array_on_grid(made.times_ms, self._dt_ms, "times_ms"))
         self._spike_inputs.append(made)
         return made
 
     def current(
         self, population: Population | str, amplitude_pa: Any, start_ms: float = 0.0, stop_ms: float | None = None
     ) -> CurrentInput:
-        """Send a constant current into every neuron: one number, or one for each neuron."""
+        """Inject a constant current into every neuron of a population.
+
+        Parameters
+        ----------
+        population : Population or str
+            Target; its model must take a current.
+        amplitude_pa : float or array_like of float, shape (n,)
+            Current in pA: one for all neurons, or one for each.
+        start_ms, stop_ms : float, optional
+            Start and end (exclusive) in ms; by default from 0 without end.
+
+        Returns
+        -------
+        CurrentInput
+
+        Raises
+        ------
+        InvalidArgument
+            The model takes no current, or a value is not possible.
+        NetworkInUse
+            A simulation of this network is open.
+        """
+        self._check_changeable("current")
         target = self._known(population, "population")
         made = CurrentInput(target, amplitude_pa, start_ms, stop_ms, len(self._current_inputs))
-        self._check_interval(made)
+        self._round_interval(made, f"current into {target.name!r}")
         self._current_inputs.append(made)
         return made
 
     def record(
         self, population: Population | str, what: str = "spikes", every_ms: float | None = None, subset: Any = None
     ) -> Probe:
-        """Record the spikes of a population, or one of its states every `every_ms` (by default every step).
+        """Record the spikes or a state of a population.
 
-        `subset` says of which neurons: a number n for the first n, a slice, or an array of ids; by default of all.
+        Parameters
+        ----------
+        population : Population or str
+            Population to record from.
+        what : str
+            "spikes" or the name of a state of the model.
+        every_ms : float, optional
+            Time between two samples of a state in ms; by default one step.
+        subset : int, slice or array_like of int, optional
+            Neurons to record: the first n, a slice of the ids, or ids within the population; by default all.
+
+        Returns
+        -------
+        Probe
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such state, or no such neuron.
+        NetworkInUse
+            A simulation of this network is open.
         """
+        self._check_changeable("record")
         target = self._known(population, "population")
         if every_ms is None and what != "spikes":
             every_ms = self._dt_ms
         made = Probe(target, what, every_ms, subset, len(self._probes))
         if made.every_ms is not None:
-            self._check_period(made.every_ms, "every_ms")
+            set_fields(made, every_ms=period(made.every_ms, self._dt_ms, "every_ms"))
         self._probes.append(made)
         return made
 
     def neuromodulator(self, name: str, baseline: float = 0.0, tau_ms: float = 200.0) -> Neuromodulator:
-        """Declare a neuromodulator: a level that decays to its baseline with `tau_ms`."""
+        """Add a neuromodulator, a level that decays exponentially to its baseline.
+
+        Parameters
+        ----------
+        name : str
+            Unique name; rules and signals refer to it.
+        baseline : float
+            Level at the start and in the absence of spikes.
+        tau_ms : float
+            Time constant of the decay, in ms.
+
+        Returns
+        -------
+        Neuromodulator
+        """
+        self._check_changeable("neuromodulator")
         made = Neuromodulator(name, baseline, tau_ms, len(self._neuromodulators))
         self._check_new_signal(name)
         self._neuromodulators[name] = made
         return made
 
     def rhythm(self, name: str, frequency_hz: float, phase: float = 0.0, floor: float = -1.0) -> Rhythm:
-        """Declare a rhythm, max(floor, cos(2 pi (frequency * time + phase))); see `neuraxis.network.rhythm`."""
+        """Add a rhythm, the signal max(floor, cos(2 pi (frequency * time + phase))).
+
+        Parameters
+        ----------
+        name : str
+            Unique name; rules and signals refer to it.
+        frequency_hz : float
+            Frequency in Hz; a cycle must take two steps or more.
+        phase : float
+            Phase at time 0, in cycles.
+        floor : float
+            Lower limit of the value, from -1 to below 1.
+
+        Returns
+        -------
+        Rhythm
+        """
+        self._check_changeable("rhythm")
         made = Rhythm(name, frequency_hz, phase, floor, len(self._rhythms))
         self._check_new_signal(name)
         if made.frequency_hz * self._dt_ms * 1e-3 > 0.5:
             raise InvalidArgument(
-                f"frequency_hz={frequency_hz}: a turn must take two steps of {self._dt_ms:g} ms or more"
+                f"frequency_hz={frequency_hz}: a cycle must take two steps of {self._dt_ms:g} ms or more"
             )
         self._rhythms[name] = made
         return made
@@ -220,104 +469,163 @@ class Network:
         amount: float,
         delay_ms: float | None = None,
     ) -> Modulation:
-        """Let each spike of a population add `amount` to a neuromodulator's level, `delay_ms` later (one step)."""
+        """Make each spike of a population change the level of a neuromodulator.
+
+        Parameters
+        ----------
+        population : Population or str
+            Population whose spikes have the effect.
+        modulator : Neuromodulator or str
+            Neuromodulator that is changed.
+        amount : float
+            Change of the level by each spike; may be negative.
+        delay_ms : float, optional
+            Delay of the change in ms; by default one step.
+
+        Returns
+        -------
+        Modulation
+        """
+        self._check_changeable("modulate")
         source = self._known(population, "population")
         level = self._known_modulator(modulator)
         delay = number(self._dt_ms if delay_ms is None else delay_ms, "delay_ms")
-        as_delay(Constant(delay), self._dt_ms, "delay_ms")
-        made = Modulation(source, level, amount, delay, len(self._modulations))
+        (used, _) = as_delay(Constant(delay), self._dt_ms, "delay_ms").bounds()
+        made = Modulation(source, level, amount, used, len(self._modulations))
         self._modulations.append(made)
         return made
 
-    # --- to read ---
+    # --- reading ---
 
     @property
     def dt_ms(self) -> float:
+        """Time step in ms."""
         return self._dt_ms
 
     @property
     def seed(self) -> int:
+        """Seed of all random numbers."""
         return self._seed
 
     @property
     def populations(self) -> tuple[Population, ...]:
+        """All populations, in the order in which they were added."""
         return tuple(self._populations.values())
 
     @property
     def projections(self) -> tuple[Projection, ...]:
+        """All projections, in the order in which they were added."""
         return tuple(self._projections.values())
 
     @property
     def poisson_inputs(self) -> tuple[PoissonInput, ...]:
+        """All Poisson inputs."""
         return tuple(self._poisson_inputs)
 
     @property
     def spike_inputs(self) -> tuple[SpikeInput, ...]:
+        """All inputs of given spikes."""
         return tuple(self._spike_inputs)
 
     @property
     def current_inputs(self) -> tuple[CurrentInput, ...]:
+        """All injected currents."""
         return tuple(self._current_inputs)
 
     @property
     def probes(self) -> tuple[Probe, ...]:
+        """All probes."""
         return tuple(self._probes)
 
     @property
     def neuromodulators(self) -> tuple[Neuromodulator, ...]:
+        """All neuromodulators."""
         return tuple(self._neuromodulators.values())
 
     @property
     def modulations(self) -> tuple[Modulation, ...]:
+        """All effects of spikes on neuromodulators."""
         return tuple(self._modulations)
 
     @property
     def rhythms(self) -> tuple[Rhythm, ...]:
+        """All rhythms."""
         return tuple(self._rhythms.values())
 
     @property
     def neuron_count(self) -> int:
-        """How many neurons there are in all populations."""
+        """Number of neurons in all populations."""
         return sum(population.n for population in self._populations.values())
 
     def __getitem__(self, name: str) -> Population:
-        """The population of this name."""
+        """Return the population of this name."""
         return self._known(name, "name")
 
     def __contains__(self, name: object) -> bool:
         return name in self._populations
 
     def delay_bounds_steps(self, projection: Projection) -> tuple[int, int]:
-        """The shortest and the longest delay that a synapse of the projection can have, in steps."""
+        """Return the shortest and the longest possible delay of a projection, in steps."""
         return delay_bounds_steps(projection.delay_ms, self._dt_ms)
 
     def exponent(self, population: Population | str, receptor: str) -> int:
-        """The exponent of a receptor's fixed-point scale; see `neuraxis.network.fixed_point`."""
+        """Return the fixed-point exponent of a receptor's first accumulator."""
         target = self._known(population, "population")
         one_of(receptor, "receptor", target.model.receptors)
-        return choose_exponent(self._contributions.get((target.index, receptor), ()))
+        return self._scales(target, receptor).exponents[0]
+
+    def accumulators(self, population: Population | str) -> tuple[Accumulator, ...]:
+        """Return the integers of each neuron of a population in which weights are summed.
+
+        The first are those of the receptors of the model, in their order. More follow for receptors whose weights do
+        not fit one scale; see `neuraxis.network.fixed_point`.
+        """
+        target = self._known(population, "population")
+        receptors = target.model.receptors
+        scales = [self._scales(target, receptor) for receptor in receptors]
+        first = [Accumulator(r, one.exponents[0], one.proven) for r, one in enumerate(scales)]
+        return (*first, *(Accumulator(r, e, one.proven) for r, one in enumerate(scales) for e in one.exponents[1:]))
+
+    def accumulator_of(self, given: Projection | PoissonInput) -> tuple[int, int]:
+        """Return (index, exponent) of the target's accumulator that a projection or input adds to."""
+        target = given.post if isinstance(given, Projection) else given.population
+        kind = "projection" if isinstance(given, Projection) else "poisson"
+        known = [key for key, _ in self._contributions.get((target.index, given.receptor), ())]
+        scales = self._scales(target, given.receptor)
+        number = scales.places[known.index((kind, given.index))] if (kind, given.index) in known else 0
+        receptors = target.model.receptors
+        place = receptors.index(given.receptor)
+        if number:
+            extra = [len(self._scales(target, one).exponents) - 1 for one in receptors[:place]]
+            place = len(receptors) + sum(extra) + number - 1
+        return place, scales.exponents[number]
+
+    def _scales(self, population: Population, receptor: str) -> Scales:
+        return choose_scales([one for _, one in self._contributions.get((population.index, receptor), ())])
 
     def __str__(self) -> str:
         return describe(self)
 
-    def __repr__(self) -> str:
-        return (
-            f"Network({self.neuron_count:,} neurons in {len(self._populations)} populations, "
-            f"{len(self._projections)} projections, dt_ms={self._dt_ms:g}, seed={self._seed})"
-        )
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return describe_html(self)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two networks describe the same; then they also give the same spikes."""
+        """Return True if two networks have the same content, and so give the same spikes."""
         if not isinstance(other, Network):
             return NotImplemented
-        return self.__dict__ == other.__dict__
+        return self._content() == other._content()
 
-    # --- checks that need to know the network ---
+    def _content(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__getstate__().items() if name != "_checks_finite"}
+
+    # --- checks that depend on the content ---
 
     def _known(self, population: Population | str, argument: str) -> Population:
         if isinstance(population, Population):
             if self._populations.get(population.name) is not population:
-                raise InvalidArgument(f"{argument}={population!r}: belongs to another network; its name will do")
+                raise InvalidArgument(f"{argument}={population!r}: belongs to another network; pass its name")
             return population
         if not isinstance(population, str):
             raise InvalidType(f"{argument}={population!r}: a population or its name is expected")
@@ -330,13 +638,13 @@ class Network:
     def _known_modulator(self, modulator: Neuromodulator | str) -> Neuromodulator:
         if isinstance(modulator, Neuromodulator):
             if self._neuromodulators.get(modulator.name) is not modulator:
-                raise InvalidArgument(f"modulator={modulator!r}: belongs to another network; its name will do")
+                raise InvalidArgument(f"modulator={modulator!r}: belongs to another network; pass its name")
             return modulator
         if not isinstance(modulator, str):
             raise InvalidType(f"modulator={modulator!r}: a neuromodulator or its name is expected")
         if modulator not in self._neuromodulators:
             raise InvalidArgument(
-                f"modulator={modulator!r}: declare it first, with network.neuromodulator({modulator!r}); "
+                f"modulator={modulator!r}: add it first, with network.neuromodulator({modulator!r}); "
                 f"{near(modulator, self._neuromodulators)}"
             )
         return self._neuromodulators[modulator]
@@ -344,20 +652,20 @@ class Network:
     def _known_signal(self, name: str, argument: str) -> None:
         if name not in self._neuromodulators and name not in self._rhythms:
             raise InvalidArgument(
-                f"{argument}={name!r}: declare it first, with network.neuromodulator({name!r}) or network.rhythm(...); "
+                f"{argument}={name!r}: add it first, with network.neuromodulator({name!r}) or network.rhythm(...); "
                 f"{near(name, [*self._neuromodulators, *self._rhythms])}"
             )
 
     def _check_new_signal(self, name: str) -> None:
         for kind, known in (("neuromodulator", self._neuromodulators), ("rhythm", self._rhythms)):
             if name in known:
-                raise InvalidArgument(f"name={name!r}: there is a {kind} of this name already")
+                raise InvalidArgument(f"name={name!r}: a {kind} of this name exists already")
 
     def _projection_name(self, name: str | None, pre: Population, post: Population) -> str:
         if name is not None:
             label(name, "name")
             if name in self._projections:
-                raise InvalidArgument(f"name={name!r}: there is a projection of this name already")
+                raise InvalidArgument(f"name={name!r}: a projection of this name exists already")
             return name
         plain = candidate = f"{pre.name}->{post.name}"
         number_of_name = 1
@@ -366,23 +674,172 @@ class Network:
             candidate = f"{plain}#{number_of_name}"
         return candidate
 
-    def _check_interval(self, given: PoissonInput | CurrentInput) -> None:
-        """Both ends must be steps that can be counted, and there must be a step between them."""
+    def _round_interval(self, given: PoissonInput | CurrentInput, what: str) -> None:
+        """Round both ends to steps; raise unless there is a step between them."""
         start = to_steps(given.start_ms, self._dt_ms, "start_ms")
         if given.stop_ms is not None and to_steps(given.stop_ms, self._dt_ms, "stop_ms") <= start:
             raise InvalidArgument(
                 f"stop_ms={given.stop_ms}: there is no step of {self._dt_ms:g} ms after start_ms={given.start_ms}"
             )
+        set_fields(given, start_ms=on_grid(given.start_ms, self._dt_ms, f"{what}: start_ms"))
+        if given.stop_ms is not None:
+            set_fields(given, stop_ms=on_grid(given.stop_ms, self._dt_ms, f"{what}: stop_ms"))
 
-    def _check_period(self, every_ms: float, name: str) -> None:
-        at_least_one_step(every_ms, self._dt_ms, name)
-        to_steps(every_ms, self._dt_ms, name)
-
-    def _add_contribution(self, population: Population, receptor: str, contribution: Contribution) -> None:
-        """Note what can arrive at a receptor, or raise if its accumulator could not hold it."""
+    def _add_contribution(
+        self, population: Population, receptor: str, of: tuple[str, int], contribution: Contribution
+    ) -> None:
+        """Register what can arrive at a receptor; raise if no accumulators can represent it."""
         if not contribution.matters:
             return
         key = (population.index, receptor)
-        contributions = [*self._contributions.get(key, ()), contribution]
-        check_range(population.name, receptor, contributions)
+        contributions = [*self._contributions.get(key, ()), (of, contribution)]
+        check_range(population.name, receptor, [one for _, one in contributions])
+        needed = len(choose_scales([one for _, one in contributions]).exponents) + sum(
+            len(self._scales(population, one).exponents) for one in population.model.receptors if one != receptor
+        )
+        if needed > LARGEST_ACCUMULATORS:
+            raise InvalidArgument(
+                f"population {population.name!r}: with {contribution.source} its receptors need {needed} accumulators, "
+                f"and {LARGEST_ACCUMULATORS} are the most. Use weights closer to each other."
+            )
         self._contributions[key] = contributions
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """An integer of every neuron of a population in which weights are summed, in units of 2**exponent.
+
+    Attributes
+    ----------
+    receptor : int
+        Index of its receptor among those of the model.
+    exponent : int
+        Exponent of the unit.
+    proven : bool
+        True if no sum can overflow, whatever synapses are drawn.
+    """
+
+    receptor: int
+    exponent: int
+    proven: bool
+
+
+def describe(network: Network) -> str:
+    """Return the network as text: a summary line and a table for each kind of part."""
+    parts = [_summary(network)]
+    for title, columns, rows in _tables(network):
+        lines = [columns, *rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        parts.append("\n".join([title, *(f"  {line}".rstrip() for line in text)]))
+    return "\n\n".join(parts)
+
+
+def describe_html(network: Network) -> str:
+    """Return what `describe` shows as HTML, for notebooks."""
+    parts = [f"<p>{html.escape(_summary(network))}</p>"]
+    for title, columns, rows in _tables(network):
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        body = ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+        caption = f"<caption>{html.escape(title)}</caption>"
+        parts.append(f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>")
+    return "".join(parts)
+
+
+def brief(value: Any) -> str:
+    """Return the text of a distribution or rule in a table: a constant as its number, floats with six digits."""
+    if isinstance(value, Constant):
+        return f"{value.value:g}"
+    if isinstance(value, Values | Explicit):
+        return repr(value)
+    return short_repr(value, "{:g}".format)
+
+
+def _summary(network: Network) -> str:
+    synapses = sum(projection.expected_synapses for projection in network.projections)
+    return (
+        f"Network: {_count(network.neuron_count, 'neuron')} in {_count(len(network.populations), 'population')}, "
+        f"about {_count(round(synapses), 'synapse')} in {_count(len(network.projections), 'projection')}; "
+        f"dt {network.dt_ms:g} ms, seed {network.seed}"
+    )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _tables(network: Network) -> list[Table]:
+    """Return the tables that have rows."""
+    makers = (_populations, _projections, _inputs, _probes, _neuromodulators, _rhythms)
+    return [table for make in makers if (table := make(network))[2]]
+
+
+def _populations(network: Network) -> Table:
+    rows: Rows = [(one.name, f"{one.n:,}", str(one.model)) for one in network.populations]
+    return "populations", ("name", "neurons", "model"), rows
+
+
+def _projections(network: Network) -> Table:
+    columns = ("name", "rule", "weight", "delay_ms", "receptor", "synapses", "plasticity")
+    rows: Rows = [
+        (
+            one.name,
+            brief(one.rule),
+            brief(one.weight),
+            brief(one.delay_ms),
+            one.receptor,
+            f"{one.expected_synapses:,.0f}",
+            " + ".join(brief(rule) for rule in one.plasticity) or "-",
+        )
+        for one in network.projections
+    ]
+    return "projections", columns, rows
+
+
+def _inputs(network: Network) -> Table:
+    rows: Rows = [
+        ("poisson", one.population.name, f"{_amount(one.rate_hz)} Hz, weight {one.weight:g}", one.receptor, _when(one))
+        for one in network.poisson_inputs
+    ]
+    rows += [("spikes", one.population.name, f"{one.ids.size:,} spikes", "-", "-") for one in network.spike_inputs]
+    rows += [
+        ("current", one.population.name, f"{_amount(one.amplitude_pa)} pA", "-", _when(one))
+        for one in network.current_inputs
+    ]
+    return "inputs", ("kind", "population", "what", "receptor", "when"), rows
+
+
+def _probes(network: Network) -> Table:
+    rows: Rows = [(one.population.name, one.what, f"{one.n:,}", _how_often(one)) for one in network.probes]
+    return "probes", ("population", "what", "neurons", "every"), rows
+
+
+def _neuromodulators(network: Network) -> Table:
+    rows: Rows = []
+    for one in network.neuromodulators:
+        raised_by = [
+            f"{by.population.name} ({by.amount:+g} after {by.delay_ms:g} ms)"
+            for by in network.modulations
+            if by.modulator.index == one.index
+        ]
+        rows.append((one.name, f"{one.baseline:g}", f"{one.tau_ms:g}", ", ".join(raised_by) or "-"))
+    return "neuromodulators", ("name", "baseline", "tau_ms", "changed by"), rows
+
+
+def _rhythms(network: Network) -> Table:
+    rows: Rows = [(one.name, f"{one.frequency_hz:g}", f"{one.phase:g}", f"{one.floor:g}") for one in network.rhythms]
+    return "rhythms", ("name", "frequency_hz", "phase", "floor"), rows
+
+
+def _when(given: PoissonInput | CurrentInput) -> str:
+    return f"from {given.start_ms:g} ms" + ("" if given.stop_ms is None else f" to {given.stop_ms:g} ms")
+
+
+def _how_often(probe: Probe) -> str:
+    return "spike" if probe.every_ms is None else f"{probe.every_ms:g} ms"
+
+
+def _amount(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.min():g} to {value.max():g}"
+    return f"{value:g}"

@@ -1,34 +1,22 @@
-"""A neuron model: named states and parameters, and one small function that advances a neuron by one step.
+"""Neuron models: named states and parameters, and a function that advances one neuron by one step.
 
-The function is the whole model. Its arguments are found by name:
+The function is the whole model. The engine recognises its arguments by name:
 
-* a state (`states`): the neuron's value of it; a float is kept as float32, an int as int32;
-* a receptor (`receptors`): what arrived there in this step, the sum of the weights of the spikes (float32);
-* `current_pa`: what `Network.current` gives the neuron in this step;
-* `uniform`: a random 32-bit integer (int32, all values alike), new for each neuron and step;
-* a signal (`signals`): the value in this step of the rhythm or neuromodulator that it is tied to by name, as in
-  `model(gain="dopamine")`; untied, the number that `signals` gives;
-* a constant (`constants`) or a parameter.
+* a state (in `states`): the neuron's current value, float32 if the initial value is a float, int32 if it is an int;
+* a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
+* `current_pa`: the current that `Network.current` injects in this step;
+* `uniform`: a random int32, uniform over all 32-bit integers, new for each neuron and step;
+* a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
+  `model(gain="dopamine")`, or else the default that `signals` gives;
+* `dt_ms`, a constant (returned by `constants`) or a parameter.
 
-It returns whether the neuron spikes, then every state in the order of `states`:
+It returns a bool (the neuron spikes), then all states in the order of `states`. See `neuron_model` for an example.
 
-    @neuron_model(
-        states={"v_mv": 0.0},
-        receptors=("input",),
-        parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
-        constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
-    )
-    def leaky(v_mv, input, leak, threshold_mv):
-        v_mv = v_mv * leak + input
-        spike = v_mv >= threshold_mv
-        return spike, 0.0 if spike else v_mv
-
-    network.population("E", 1000, leaky(tau_m_ms=10.0))
-
-The engine compiles the function's *source*, in float32, for whatever runs it: it may use arithmetic, comparisons,
-`min`, `max`, `abs`, conditional expressions, the module's own numbers and `exp`, `log`, `power`, `sqrt` of
-`neuraxis.network.arithmetic`, which give the same bits on every machine. `constants` runs once, on the host, in
-float64; what it needs of exp it takes from the same module.
+The engine compiles the *source* of the function, in float32, for the CPU and the GPU. The source may use arithmetic,
+comparisons, `min`, `max`, `abs`, conditional expressions, numbers of its module, and `exp`, `log`, `power` and `sqrt`
+of `neuraxis.network.arithmetic`, which give the same bits on every machine. `neuraxis.network.model_language` checks
+it when the model is defined; docs/engine.md lists what each operator and function does. `constants` runs once, on the
+host, in float64, and should take `exp` from the same module.
 """
 
 from __future__ import annotations
@@ -37,27 +25,72 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neuraxis.arguments import frozen, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 
-__all__ = ["NeuronModel", "always_returns", "neuron_model"]
+__all__ = ["NeuronModel", "always_returns", "lower_model", "neuron_model"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 
-# What a model's function may call, beside the arithmetic of the language.
-KNOWN_FUNCTIONS = frozenset({"abs", "min", "max", "int", "range", "exp", "log", "power", "sqrt"})
 LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
 ENGINE_ARGUMENTS = ("current_pa", "uniform")
+_USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
+_UNITS = {
+    "ms": "ms", "s": "s", "hz": "Hz", "mv": "mV", "pa": "pA", "na": "nA", "pf": "pF", "nf": "nF", "ns": "nS",
+    "us": "uS", "mohm": "MOhm",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NeuronModel:
-    """A neuron model with its parameters; call it to get the same model with other parameters."""
+    """A neuron model with its parameters; call it to change parameters.
+
+    `neuron_model` makes one from a function. Its help text shows the description of the function, all states,
+    receptors and parameters, and their units: `help(lif_exp_two)`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the function.
+    states : mapping of str to float or int
+        Initial value of each state.
+    receptors : tuple of str
+        Names of the inputs that synapses can connect to.
+    parameters : mapping of str to float or int
+        Values of the parameters, in the units that their names end in.
+    source : str
+        Source of the function, without decorator, annotations and docstring.
+    arguments : tuple of str
+        Names of the function's arguments.
+    globals_used : mapping of str to float or int
+        Numbers of the function's module that it reads.
+    signals : mapping of str to float or str
+        For each signal its default, or the name of the rhythm or neuromodulator that it follows.
+    constants : mapping of str to float or int, optional
+        Constants for one step of `dt_ms`; set once the model belongs to a network.
+    dt_ms : float, optional
+        Step in ms that `constants` were computed for.
+    constants_for : callable, optional
+        Function of (parameters, dt_ms) that returns the constants.
+    description : str
+        Docstring of the function.
+
+    Examples
+    --------
+    >>> from neuraxis.network.models import izhikevich
+    >>> izhikevich
+    izhikevich(a=0.02, b=0.2, c_mv=-65, d_mv=8, v_peak_mv=30)
+    >>> chattering = izhikevich(c_mv=-50.0, d_mv=2.0)
+    >>> chattering.parameters["d_mv"]
+    2.0
+    """
 
     name: str
     states: Mapping[str, Number]
@@ -65,16 +98,54 @@ class NeuronModel:
     parameters: Mapping[str, Number]
     source: str
     arguments: tuple[str, ...]
-    globals_used: Mapping[str, Number] = field(repr=False)
+    globals_used: Mapping[str, Number]
     signals: Mapping[str, float | str] = field(default_factory=dict)
-    constants: Mapping[str, Number] | None = field(default=None, repr=False)
-    dt_ms: float | None = field(default=None, repr=False)
-    constants_for: Constants | None = field(default=None, repr=False, compare=False)
+    constants: Mapping[str, Number] | None = None
+    dt_ms: float | None = None
+    constants_for: Constants | None = field(default=None, compare=False)
+    description: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("states", "parameters", "globals_used", "signals", "constants"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+        self._add_help()
+
+    def _add_help(self) -> None:
+        """Set what `help` and `inspect.signature` show of this instance instead of its class."""
+        object.__setattr__(self, "__doc__", _help_text(self))
+        object.__setattr__(self, "__signature__", _signature(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("__doc__", "__signature__")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._add_help()
 
     def __call__(self, **changed: Number | str) -> NeuronModel:
-        """The same model with some parameters changed, or signals tied to rhythms and neuromodulators by name."""
+        """Return the same model with other parameters, or with signals connected to rhythms and neuromodulators.
+
+        Parameters
+        ----------
+        **changed : float, int or str
+            New values of parameters, in the units that their names end in. For a signal: a number, or the name of a
+            rhythm or neuromodulator of the network.
+
+        Returns
+        -------
+        NeuronModel
+            A changed copy.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such parameter, or the model already belongs to a network.
+        """
         if self.constants is not None:
-            raise InvalidArgument(f"{self.name}: this model belongs to a network; change the one it was made of")
+            raise InvalidArgument(
+                f"{self.name}: the model of a population cannot be changed. Change the model that was passed to "
+                "network.population()."
+            )
         signals = dict(self.signals)
         parameters: dict[str, Number] = {}
         for name, value in changed.items():
@@ -86,7 +157,7 @@ class NeuronModel:
                     f"{self.name}: no parameter {name!r}; it has {', '.join([*self.parameters, *signals])}"
                 )
             parameters[name] = _as_number(f"{self.name}: {name}", value)
-        # A whole number for a parameter that is none stays the same number: kernels compute with float32 then.
+        # An int given for a float parameter becomes a float: the type of a parameter selects the kernel's arithmetic.
         typed = {
             name: float(value) if isinstance(self.parameters[name], float) else value
             for name, value in parameters.items()
@@ -95,20 +166,22 @@ class NeuronModel:
 
     @property
     def takes_current(self) -> bool:
+        """True if the function has the argument `current_pa`."""
         return "current_pa" in self.arguments
 
     @property
     def takes_uniform(self) -> bool:
+        """True if the function has the argument `uniform`."""
         return "uniform" in self.arguments
 
     def receptor_for(self, sign: int) -> str:
-        """The receptor that a weight of this sign goes to: the first for positive ones, the second for negative."""
+        """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
         if not self.receptors:
             raise InvalidArgument(f"{self.name} has no receptors: nothing can be connected to it")
         return self.receptors[min(1, len(self.receptors) - 1)] if sign < 0 else self.receptors[0]
 
     def values(self, dt_ms: float) -> dict[str, Number]:
-        """Every constant and parameter that the function takes, for steps of `dt_ms`."""
+        """Return every constant and parameter that the function takes, for steps of `dt_ms`."""
         values: dict[str, Number] = {**self.parameters, "dt_ms": dt_ms}
         if self.constants_for is not None:
             values.update(self.constants_for(self.parameters, dt_ms))
@@ -120,24 +193,30 @@ class NeuronModel:
         missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
         if missing:
             raise InvalidArgument(
-                f"{self.name}: argument {missing[0]!r} is no state, receptor, signal, constant or parameter of it"
+                f"{self.name}: argument {missing[0]!r} is not a state, receptor, signal, constant or parameter of the "
+                "model. Declare it, or return it from constants."
             )
-        for name, value in found.items():
-            _check_number(f"{self.name}: constant {name}", value)
-        return found
+        return {name: _as_number(f"{self.name}: constant {name}", value) for name, value in found.items()}
 
     def for_step(self, dt_ms: float) -> NeuronModel:
-        """The model with its constants computed: what a network keeps, for it can be pickled whatever made it."""
+        """Return the model with its constants computed for steps of `dt_ms`.
+
+        Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled.
+        """
         if self.dt_ms is not None and self.dt_ms != dt_ms:
             raise InvalidArgument(
-                f"{self.name}: this model belongs to a network with dt_ms={self.dt_ms:g}, not {dt_ms:g}; "
-                "take the one it was made of"
+                f"{self.name}: this model belongs to a network with dt_ms={self.dt_ms:g}, not {dt_ms:g}. Pass the "
+                "model that was passed to that network."
             )
-        return replace(self, constants=self.values(dt_ms), constants_for=None, dt_ms=dt_ms)
+        values = self.values(dt_ms)
+        lower_model(self, values)  # checked again: changed parameters may have changed the type of a constant
+        return replace(self, constants=values, constants_for=None, dt_ms=dt_ms)
 
     def __str__(self) -> str:
-        tied = [f"{name}={value}" for name, value in self.signals.items() if isinstance(value, str)]
-        return f"{self.name}({', '.join([*(f'{k}={v:g}' for k, v in self.parameters.items()), *tied])})"
+        connected = [f"{name}={value}" for name, value in self.signals.items() if isinstance(value, str)]
+        return f"{self.name}({', '.join([*(f'{k}={v:g}' for k, v in self.parameters.items()), *connected])})"
+
+    __repr__ = __str__
 
 
 def neuron_model(
@@ -148,9 +227,58 @@ def neuron_model(
     signals: Mapping[str, float] | None = None,
     constants: Constants | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
-    """Make a model of a function; see the module's text."""
-    for name, value in {**states, **(parameters or {}), **(signals or {})}.items():
-        _check_number(name, value)
+    """Decorate a function that advances one neuron by one step, to make a neuron model of it.
+
+    The module's docstring lists the arguments that the function may have and what it may compute.
+
+    Parameters
+    ----------
+    states : mapping of str to float or int
+        Initial value of each state. A float is stored as float32, an int as int32.
+    receptors : sequence of str, optional
+        Names of up to 32 inputs. By default positive weights go to the first and negative weights to the second.
+    parameters : mapping of str to float or int, optional
+        Default values of the parameters. By convention names end in their unit, as `tau_m_ms`.
+    signals : mapping of str to float, optional
+        Inputs that can follow a rhythm or neuromodulator, with the values that they have otherwise.
+    constants : callable, optional
+        Function of (parameters, dt_ms) that returns further values for the function, computed once in float64.
+
+    Returns
+    -------
+    callable
+        The decorator; it returns a `NeuronModel`. The docstring of the function becomes part of its help text.
+
+    Raises
+    ------
+    InvalidArgument
+        The function does not take a state, receptor or signal, does not return `(spike, *states)`, or uses something
+        that models cannot use.
+
+    Examples
+    --------
+    A leaky integrate-and-fire neuron (in a file, because the source of the function is compiled)::
+
+        from neuraxis.network import neuron_model
+        from neuraxis.network.arithmetic import exp
+
+        @neuron_model(
+            states={"v_mv": 0.0},
+            receptors=("input_mv",),
+            parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
+            constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
+        )
+        def leaky(v_mv, input_mv, leak, threshold_mv):
+            v_mv = v_mv * leak + input_mv
+            spike = v_mv >= threshold_mv
+            return spike, 0.0 if spike else v_mv
+
+        network.population("E", 1000, leaky(tau_m_ms=10.0))
+    """
+    states, parameters, signals = (
+        {name: _as_number(name, value) for name, value in (given or {}).items()}
+        for given in (states, parameters, signals)
+    )
     if len(receptors) > LARGEST_RECEPTORS:
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
     if isinstance(receptors, str):
@@ -160,24 +288,12 @@ def neuron_model(
         name = function.__name__
         tree = _parse(function)
         arguments = tuple(argument.arg for argument in tree.args.args)
-        missing = [state for state in states if state not in arguments]
-        if missing:
-            raise InvalidArgument(f"{name}: the function does not take the state {missing[0]!r}")
-        unheard = [receptor for receptor in receptors if receptor not in arguments]
-        if unheard:
-            raise InvalidArgument(f"{name}: the function does not take the receptor {unheard[0]!r}")
-        unseen = [signal for signal in signals or () if signal not in arguments]
-        if unseen:
-            raise InvalidArgument(f"{name}: the function does not take the signal {unseen[0]!r}")
-        returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-        if returned and not always_returns(tree.body):
-            raise InvalidArgument(f"{name}: not every way through the function ends in a return")
-        for node in returned:
-            if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
-                raise InvalidArgument(f"{name}: return (spike, {', '.join(states)}), in this order")
-        if not returned:
-            raise InvalidArgument(f"{name}: the function returns nothing")
-        return NeuronModel(
+        for kind, names in (("state", states), ("receptor", receptors), ("signal", signals or {})):
+            for one in names:
+                if one not in arguments:
+                    raise InvalidArgument(f"{name}: the function does not take the {kind} {one!r}. Add the argument.")
+        _check_returns(name, tree, states)
+        made = NeuronModel(
             name=name,
             states=dict(states),
             receptors=tuple(receptors),
@@ -187,13 +303,50 @@ def neuron_model(
             globals_used=_globals_used(name, tree, function),
             signals={signal: float(value) for signal, value in (signals or {}).items()},
             constants_for=constants,
+            description=inspect.cleandoc(function.__doc__ or ""),
         )
+        lower_model(made, _usual_values(made), tree, function.__code__.co_firstlineno)
+        return made
 
     return make
 
 
+def lower_model(
+    model: NeuronModel,
+    values: Mapping[str, Number],
+    tree: ast.FunctionDef | None = None,
+    first_line: int | None = None,
+) -> ast.FunctionDef:
+    """Check a model's function and return it with explicit types (see `model_language`).
+
+    `values` are its constants and parameters, of which only the types matter. `tree` is the parsed source, if errors
+    shall name lines of the file, where the function starts at `first_line`.
+    """
+    if tree is None:
+        found = ast.parse(model.source).body[0]
+        assert isinstance(found, ast.FunctionDef)
+        tree = found
+    kinds = {}
+    for argument in model.arguments:
+        value = model.states.get(argument, values.get(argument, 0.0))
+        kinds[argument] = INT if isinstance(value, int) or argument == "uniform" else FLOAT
+    results = [INT if isinstance(value, int) else FLOAT for value in model.states.values()]
+    return lower_function(model.name, tree, kinds, results, model.globals_used, first_line)
+
+
+def _usual_values(model: NeuronModel) -> dict[str, Number]:
+    """Return the parameters and, if they can be computed, the constants for a usual step."""
+    values: dict[str, Number] = dict(model.parameters)
+    if model.constants_for is not None:
+        try:
+            values.update(model.constants_for(model.parameters, _USUAL_DT_MS))
+        except Exception:  # a user's function that fails for the defaults fails again where the model is used
+            pass
+    return values
+
+
 def always_returns(body: list[ast.stmt]) -> bool:
-    """Whether every way through these statements ends in a `return`."""
+    """Return True if every path through these statements ends in a `return`."""
     if not body:
         return False
     last = body[-1]
@@ -202,17 +355,74 @@ def always_returns(body: list[ast.stmt]) -> bool:
     )
 
 
+def _help_text(model: NeuronModel) -> str:
+    """Return the description followed by tables of states, receptors, signals and parameters with their units."""
+    parts = [model.description or f"Neuron model {model.name}."]
+    states = [(name, value, _unit(name)) for name, value in model.states.items()]
+    inputs = [(name, f"weights in {_unit(name)}" if _unit(name) else "weights", "") for name in model.receptors]
+    if model.takes_current:
+        inputs.append(("current_pa", "current from Network.current", ""))
+    signals = [(name, value, "") for name, value in model.signals.items()]
+    parameters = [(name, value, _unit(name)) for name, value in model.parameters.items()]
+    for title, rows in (
+        ("Parameters (default)", parameters),
+        ("Inputs", inputs),
+        ("Signals (default, or name of the source)", signals),
+        ("States (initial value)", states),
+    ):
+        parts += _table(title, rows)
+    return "\n\n".join(parts)
+
+
+def _table(title: str, rows: Sequence[tuple[str, Number | str, str]]) -> Iterable[str]:
+    if not rows:
+        return
+    cells = [(name, value if isinstance(value, str) else f"{value:g}", unit) for name, value, unit in rows]
+    name_width, value_width = (max(len(row[column]) for row in cells) for column in (0, 1))
+    align = "<" if isinstance(rows[0][1], str) else ">"
+    lines = [f"{name:<{name_width}}  {value:{align}{value_width}} {unit}".rstrip() for name, value, unit in cells]
+    yield "\n".join([title, "-" * len(title), *lines])
+
+
+def _unit(name: str) -> str:
+    """Return the unit that a name ends in, as "mV" for `v_mv`; nothing for a number without a unit."""
+    return _UNITS.get(name.rpartition("_")[2], "") if "_" in name else ""
+
+
+def _signature(model: NeuronModel) -> inspect.Signature:
+    """Return the signature of calling the model: keyword arguments with their present values."""
+    values = {**model.parameters, **model.signals}
+    arguments = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for name, value in values.items()
+        if name.isidentifier()
+    ]
+    return inspect.Signature(arguments, return_annotation=NeuronModel)
+
+
+def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number]) -> None:
+    """Raise unless every path returns a spike and all states."""
+    returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    if returned and not always_returns(tree.body):
+        raise InvalidArgument(f"{name}: not every path through the function ends in a return. Add the missing return.")
+    for node in returned:
+        if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
+            raise InvalidArgument(f"{name}: return (spike, {', '.join(states)}), in this order")
+    if not returned:
+        raise InvalidArgument(f"{name}: the function returns nothing; return (spike, {', '.join(states)})")
+
+
 def _parse(function: Callable[..., Any]) -> ast.FunctionDef:
-    """The function's source without its decorators, annotations and docstring."""
+    """Parse the function's source and remove decorators, annotations and docstring."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise InvalidArgument(
-            f"{function.__name__}: the source of the function is not to be found; define it in a file"
+            f"{function.__name__}: the source of the function cannot be found. Define it in a file."
         ) from error
     tree = ast.parse(text).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise InvalidType(f"{function.__name__}: a model is a plain function")
+        raise InvalidType(f"{function.__name__}: a model must be a plain function, written with def")
     tree.decorator_list = []
     tree.returns = None
     for argument in tree.args.args:
@@ -223,26 +433,28 @@ def _parse(function: Callable[..., Any]) -> ast.FunctionDef:
 
 
 def _globals_used(name: str, tree: ast.FunctionDef, function: Callable[..., Any]) -> dict[str, Number]:
-    """The module's numbers that the function reads; anything else that is not its own is an error."""
+    """Return the numbers of the module that the function reads; raise for any other global name."""
     loaded = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {argument.arg for argument in tree.args.args}
     used: dict[str, Number] = {}
-    for other in sorted(loaded - own - KNOWN_FUNCTIONS):
-        value = function.__globals__.get(other)
+    for other in sorted(loaded - own - FUNCTIONS):
+        value = plain(function.__globals__.get(other))
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(
                 f"{name}: uses {other!r}; a model's function can use its arguments, numbers of its module and "
-                f"{', '.join(sorted(KNOWN_FUNCTIONS))}"
+                f"{', '.join(sorted(FUNCTIONS))}"
             )
         _check_number(f"{name}: {other}", value)
         used[other] = value
     return used
 
 
-def _as_number(name: str, value: Any) -> Number:
+def _as_number(name: str, value: object) -> Number:
+    """Return a finite number, NumPy scalars included, as a Python int or float."""
+    value = plain(value)
     _check_number(name, value)
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[return-value]
 
 
 def _as_float(name: str, value: Any) -> float:
@@ -254,5 +466,7 @@ def _check_number(name: str, value: object) -> None:
         raise InvalidType(f"{name}={value!r}: a number is expected")
     if not math.isfinite(value):
         raise InvalidArgument(f"{name}={value!r}: a finite number is expected")
+    if isinstance(value, float) and math.isinf(rounded(value)):
+        raise InvalidArgument(f"{name}={value!r}: beyond float32, which ends at 3.4e38")
     if isinstance(value, int) and not -LARGEST_INT32 - 1 <= value <= LARGEST_INT32:
         raise InvalidArgument(f"{name}={value!r}: beyond 32 bits; write it as a float")

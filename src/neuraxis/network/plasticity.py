@@ -1,8 +1,8 @@
-"""How synapses change: by the times of spikes, with a reward, with use, and to keep a rate.
+"""Plasticity rules: spike-timing-dependent, reward-modulated, short-term and homeostatic.
 
-Traces: Kplus of a source jumps by 1 at each of its spikes and decays with tau_plus_ms; Kminus of a target jumps by 1
-at each of its spikes and decays with tau_minus_ms. "On post" is when the target spikes, "on pre" when the source's
-spike arrives.
+Spike-timing rules use two exponential traces. Kplus of a source increases by 1 at each of its spikes and decays with
+`tau_plus_ms`; Kminus of a target increases by 1 at each of its spikes and decays with `tau_minus_ms`. In the equations
+"on post" is the time when the target spikes, "on pre" the time when the spike of the source arrives.
 """
 
 from __future__ import annotations
@@ -11,28 +11,52 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from neuraxis.arguments import ShortRepr, label, not_negative, number, one_of, positive, set_fields
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import label, not_negative, number, one_of, positive, settle
 
 __all__ = ["STDP", "HomeostaticScaling", "PlasticityRule", "RewardSTDP", "TsodyksMarkram", "as_plasticity"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class STDP:
-    """Spike-timing-dependent plasticity, with all pairs of spikes counted (by traces).
+@dataclass(frozen=True, kw_only=True, repr=False)
+class STDP(ShortRepr):
+    """Spike-timing-dependent plasticity with all-to-all pairing of spikes.
 
-    `form="bounded"` (with mu 0 additive, with mu 1 multiplicative, others between), where x = w / w_max:
+    `form="bounded"`, where x = w / w_max; the exponents are 0 for additive and 1 for multiplicative changes::
 
         on post:  x += learning_rate * (1 - x) ** mu_plus * Kplus
         on pre:   x -= alpha * learning_rate * x ** mu_minus * Kminus
 
-    `form="power_law"`, where mu = mu_plus:
+    `form="power_law"`, where mu = mu_plus::
 
         on post:  w += learning_rate * w0 ** (1 - mu) * w ** mu * Kplus
         on pre:   w -= learning_rate * alpha * w * Kminus
 
-    In both, w is clipped to [0, w_max] after each change. `w_max` is in the unit of the weight. The constructors
-    `additive`, `multiplicative` and `power_law` set what belongs together.
+    In both, w is clipped to [0, w_max] after each change. The constructors `additive`, `multiplicative` and `power_law`
+    set the parameters that belong together.
+
+    Parameters
+    ----------
+    w_max : float
+        Largest weight, in the unit of the weight.
+    tau_plus_ms, tau_minus_ms : float
+        Time constants of the presynaptic trace Kplus and the postsynaptic trace Kminus, in ms.
+    learning_rate : float
+        Relative size of a change.
+    alpha : float
+        Strength of depression relative to potentiation.
+    mu_plus, mu_minus : float
+        Exponents of the dependence on the weight.
+    w0 : float
+        Reference weight of the power law, in the unit of the weight.
+    form : {"bounded", "power_law"}
+        Form of the dependence on the weight.
+    kind : {"pair"}
+        Interaction of spikes; only pairs are implemented.
+
+    Examples
+    --------
+    >>> STDP.multiplicative(w_max=2.0)
+    STDP(w_max=2, mu_plus=1, mu_minus=1)
     """
 
     w_max: float
@@ -47,8 +71,8 @@ class STDP:
     kind: str = "pair"
 
     def __post_init__(self) -> None:
-        _settle_all(self, positive, "w_max", "tau_plus_ms", "tau_minus_ms", "w0")
-        _settle_all(self, not_negative, "learning_rate", "alpha", "mu_plus", "mu_minus")
+        _check_fields(self, positive, "w_max", "tau_plus_ms", "tau_minus_ms", "w0")
+        _check_fields(self, not_negative, "learning_rate", "alpha", "mu_plus", "mu_minus")
         one_of(self.form, "STDP.form", ("bounded", "power_law"))
         one_of(self.kind, "STDP.kind", ("pair",))
 
@@ -62,7 +86,7 @@ class STDP:
         learning_rate: float = 0.01,
         alpha: float = 1.0,
     ) -> STDP:
-        """Changes that do not depend on the weight (until it is clipped)."""
+        """Return a rule whose changes do not depend on the weight, apart from clipping."""
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,
@@ -81,7 +105,7 @@ class STDP:
         learning_rate: float = 0.01,
         alpha: float = 1.0,
     ) -> STDP:
-        """Changes in proportion to the room that is left: above for facilitation, below for depression."""
+        """Return a rule with potentiation proportional to w_max - w and depression proportional to w."""
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,
@@ -104,7 +128,7 @@ class STDP:
         mu: float = 0.4,
         w0: float = 1.0,
     ) -> STDP:
-        """Facilitation with a power of the weight, depression in proportion to it; w0 is the reference weight."""
+        """Return a rule with potentiation proportional to w**mu and depression proportional to w."""
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,
@@ -118,16 +142,40 @@ class STDP:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardSTDP:
-    """Spike timing that takes effect when a neuromodulator says so, by way of an eligibility trace c.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RewardSTDP(ShortRepr):
+    """Reward-modulated STDP: spike timing changes an eligibility trace c, and a neuromodulator turns c into weights.
+
+    Equations::
 
         on post:         c += a_plus * Kplus
         on pre:          c -= a_minus * Kminus
         every every_ms:  w = clip(w + m * c, w_min, w_max), then c *= exp(-every_ms / tau_eligibility_ms)
 
-    m is the level of the neuromodulator named `modulator` above its baseline in that step, or the value of the rhythm
-    of that name. With `tau_forget_ms`, weights also fall back towards w_min with this time constant, whatever m is.
+    m is the level of the neuromodulator `modulator` minus its baseline in that step, or the value of the rhythm of that
+    name.
+
+    Parameters
+    ----------
+    w_max, w_min : float
+        Limits of the weight, in the unit of the weight.
+    a_plus, a_minus : float
+        Changes of the eligibility trace, in the unit of the weight per unit of m.
+    tau_plus_ms, tau_minus_ms : float
+        Time constants of the presynaptic trace Kplus and the postsynaptic trace Kminus, in ms.
+    tau_eligibility_ms : float
+        Time constant of the eligibility trace, in ms.
+    every_ms : float
+        Time between two changes of the weights, in ms.
+    modulator : str
+        Name of the neuromodulator or rhythm.
+    tau_forget_ms : float, optional
+        Time constant with which weights also decay towards w_min, independently of m, in ms.
+
+    Examples
+    --------
+    >>> RewardSTDP(w_max=2.0, a_plus=0.01, a_minus=0.012)
+    RewardSTDP(w_max=2, a_plus=0.01, a_minus=0.012)
     """
 
     w_max: float
@@ -142,22 +190,40 @@ class RewardSTDP:
     tau_forget_ms: float | None = None
 
     def __post_init__(self) -> None:
-        _settle_all(self, positive, "w_max", "tau_plus_ms", "tau_minus_ms", "tau_eligibility_ms", "every_ms")
+        _check_fields(self, positive, "w_max", "tau_plus_ms", "tau_minus_ms", "tau_eligibility_ms", "every_ms")
         if self.tau_forget_ms is not None:
-            _settle_all(self, positive, "tau_forget_ms")
-        _settle_all(self, number, "a_plus", "a_minus")
-        _settle_all(self, not_negative, "w_min")
-        _check_room(self)
+            _check_fields(self, positive, "tau_forget_ms")
+        _check_fields(self, number, "a_plus", "a_minus")
+        _check_fields(self, not_negative, "w_min")
+        _check_limits(self)
         label(self.modulator, "RewardSTDP.modulator")
 
 
-@dataclass(frozen=True)
-class TsodyksMarkram:
-    """Short-term plasticity: a synapse tires with use and recovers, and may facilitate.
+@dataclass(frozen=True, repr=False)
+class TsodyksMarkram(ShortRepr):
+    """Short-term depression and facilitation of Tsodyks and Markram.
 
-    At each spike of the source: u += u0 * (1 - u) with `u0` the field `u` (without facilitation u is u0), the weight
-    that arrives is w * u * x, then x -= u * x. Between spikes x returns to 1 with tau_recovery_ms and u to 0 with
-    tau_facilitation_ms; 0 means no facilitation. The weight itself does not change.
+    The state of a synapse is its utilisation U and its fraction of available resources x. The weight w stays the same.
+    Equations::
+
+        at a spike of the source:  U += u * (1 - U), the synapse delivers w * U * x, then x -= U * x
+        between spikes:            dx/dt = (1 - x) / tau_recovery_ms,   dU/dt = -U / tau_facilitation_ms
+
+    Without facilitation U is always u.
+
+    Parameters
+    ----------
+    u : float
+        Increment of the utilisation at a spike, above 0 and at most 1.
+    tau_recovery_ms : float
+        Time constant of recovery from depression, in ms.
+    tau_facilitation_ms : float
+        Time constant of facilitation, in ms; 0 means no facilitation.
+
+    Examples
+    --------
+    >>> TsodyksMarkram(u=0.2, tau_facilitation_ms=500.0)
+    TsodyksMarkram(u=0.2, tau_facilitation_ms=500)
     """
 
     u: float = 0.5
@@ -165,18 +231,35 @@ class TsodyksMarkram:
     tau_facilitation_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _settle_all(self, positive, "u", "tau_recovery_ms")
-        _settle_all(self, not_negative, "tau_facilitation_ms")
+        _check_fields(self, positive, "u", "tau_recovery_ms")
+        _check_fields(self, not_negative, "tau_facilitation_ms")
         if self.u > 1:
             raise InvalidArgument(f"TsodyksMarkram.u={self.u}: must be 1 or less")
 
 
-@dataclass(frozen=True)
-class HomeostaticScaling:
-    """All weights of a target are scaled so that it comes near a rate.
+@dataclass(frozen=True, repr=False)
+class HomeostaticScaling(ShortRepr):
+    """Homeostatic synaptic scaling: all weights onto a neuron are scaled to bring its firing rate to a target.
 
-    every every_ms:  w = clip(w * (1 + strength * (target_rate_hz - rate_hz) / target_rate_hz), w_min, w_max), where
-    rate_hz is the target's rate since the last scaling.
+    Equation, where rate_hz is the rate of the target neuron since the last scaling::
+
+        every every_ms:  w = clip(w * (1 + strength * (target_rate_hz - rate_hz) / target_rate_hz), w_min, w_max)
+
+    Parameters
+    ----------
+    target_rate_hz : float
+        Target rate, in Hz.
+    w_max, w_min : float
+        Limits of the weight, in the unit of the weight.
+    every_ms : float
+        Time between two scalings, in ms.
+    strength : float
+        Relative change of the weights per relative deviation of the rate.
+
+    Examples
+    --------
+    >>> HomeostaticScaling(5.0, w_max=2.0)
+    HomeostaticScaling(target_rate_hz=5, w_max=2)
     """
 
     target_rate_hz: float
@@ -187,18 +270,19 @@ class HomeostaticScaling:
     strength: float = 0.1
 
     def __post_init__(self) -> None:
-        _settle_all(self, positive, "target_rate_hz", "w_max", "every_ms", "strength")
-        _settle_all(self, not_negative, "w_min")
-        _check_room(self)
+        _check_fields(self, positive, "target_rate_hz", "w_max", "every_ms", "strength")
+        _check_fields(self, not_negative, "w_min")
+        _check_limits(self)
 
 
 PlasticityRule = STDP | RewardSTDP | TsodyksMarkram | HomeostaticScaling
+"""Any of the plasticity rules of this module."""
 
 
 def as_plasticity(value: Any) -> tuple[PlasticityRule, ...]:
-    """The rules of one projection: none, one, or a list.
+    """Return the rules of one projection, given None, one rule or a list of rules.
 
-    At most one of STDP and RewardSTDP and at most one HomeostaticScaling go together; TsodyksMarkram is alone.
+    STDP or RewardSTDP can be combined with one HomeostaticScaling. TsodyksMarkram cannot be combined.
     """
     if value is None:
         return ()
@@ -207,19 +291,19 @@ def as_plasticity(value: Any) -> tuple[PlasticityRule, ...]:
         if not isinstance(rule, PlasticityRule):
             raise InvalidType(f"plasticity={rule!r}: a rule such as STDP.additive(w_max=...) is expected")
     if len(rules) > 1 and any(isinstance(rule, TsodyksMarkram) for rule in rules):
-        raise InvalidArgument(f"plasticity={list(rules)}: TsodyksMarkram goes with no other rule")
+        raise InvalidArgument(f"plasticity={list(rules)}: TsodyksMarkram cannot be combined with other rules")
     if sum(isinstance(rule, STDP | RewardSTDP) for rule in rules) > 1:
-        raise InvalidArgument(f"plasticity={list(rules)}: at most one of STDP and RewardSTDP")
+        raise InvalidArgument(f"plasticity={list(rules)}: at most one of STDP and RewardSTDP is allowed")
     if sum(isinstance(rule, HomeostaticScaling) for rule in rules) > 1:
-        raise InvalidArgument(f"plasticity={list(rules)}: at most one HomeostaticScaling")
+        raise InvalidArgument(f"plasticity={list(rules)}: at most one HomeostaticScaling is allowed")
     return tuple(rules)
 
 
-def _settle_all(rule: PlasticityRule, check: Any, *fields: str) -> None:
+def _check_fields(rule: PlasticityRule, check: Any, *fields: str) -> None:
     for field in fields:
-        settle(rule, **{field: check(getattr(rule, field), f"{type(rule).__name__}.{field}")})
+        set_fields(rule, **{field: check(getattr(rule, field), f"{type(rule).__name__}.{field}")})
 
 
-def _check_room(rule: RewardSTDP | HomeostaticScaling) -> None:
+def _check_limits(rule: RewardSTDP | HomeostaticScaling) -> None:
     if rule.w_min >= rule.w_max:
         raise InvalidArgument(f"{type(rule).__name__}.w_min={rule.w_min}: must be below w_max={rule.w_max}")

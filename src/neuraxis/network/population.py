@@ -1,12 +1,12 @@
-"""A population: neurons of one model."""
+"""Populations: neurons that share a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from neuraxis.arguments import frozen, label, near, whole
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import label, near, whole
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.neuron_model import NeuronModel
 
@@ -18,12 +18,29 @@ LARGEST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Population:
-    """`n` neurons of one model; `Network.population` makes it.
+    """Neurons that share a model; `Network.population` makes it.
 
-    Attributes:
-        initial: for every state of the model, in its order, what its first value is drawn from.
-        index: the place among the network's populations.
-        first_id: the id of neuron 0 in the network; the others follow.
+    Parameters
+    ----------
+    name : str
+        Unique name.
+    n : int
+        Number of neurons.
+    model : NeuronModel
+        Model with its parameters.
+    initial : mapping of str to Distribution
+        Distribution of the initial value of each state of the model, in its order.
+    index : int
+        Position among the network's populations.
+    first_id : int
+        Id of the first neuron within the network; the others follow.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> Network().population("E", 8000, lif_exp)
+    Population('E', 8,000 x lif_exp)
     """
 
     name: str
@@ -46,7 +63,7 @@ class Population:
 def make_population(
     name: str, n: int, model: NeuronModel, initial: Mapping[str, object], index: int, first_id: int, dt_ms: float
 ) -> Population:
-    """A population of checked arguments."""
+    """Check the arguments and return a population."""
     label(name, "name")
     size = whole(n, f"population {name!r}: n", 1)
     if not isinstance(model, NeuronModel):
@@ -61,22 +78,22 @@ def make_population(
         given = as_distribution(initial.get(state, default), f"population {name!r}: {state}")
         _check_initial(given, f"population {name!r}: {state}", size, isinstance(default, int))
         complete[state] = given
-    return Population(name, size, model.for_step(dt_ms), complete, index, first_id)
+    return Population(name, size, model.for_step(dt_ms), frozen(complete), index, first_id)
 
 
 def _check_initial(given: Distribution, name: str, n: int, is_whole: bool) -> None:
     if isinstance(given, Values) and len(given) != n:
-        raise InvalidArgument(f"{name}: {len(given)} values for {n} neurons; give one for each")
+        raise InvalidArgument(f"{name}: {len(given)} values for {n} neurons; pass one for each")
     low, high = given.bounds()
     if not is_whole:
         if max(-low, high) > LARGEST_FLOAT32:
-            raise InvalidArgument(f"{name}={given}: beyond what float32 holds")
+            raise InvalidArgument(f"{name}={given}: beyond the range of float32")
         return
     if isinstance(given, Values):
         ok = bool((given.array == given.array.round()).all())
     else:
         ok = isinstance(given, Constant) and given.value.is_integer()
     if not ok:
-        raise InvalidArgument(f"{name}={given}: this state is a whole number; give one, or an array of them")
+        raise InvalidArgument(f"{name}={given}: this state is an int; pass a whole number or an array of them")
     if max(-low, high) > LARGEST_INT32:
-        raise InvalidArgument(f"{name}={given}: beyond what int32 holds")
+        raise InvalidArgument(f"{name}={given}: beyond the range of int32")

@@ -1,15 +1,17 @@
-"""A projection: the synapses from one population to another that one rule makes."""
+"""Projections: the synapses that one connection rule makes from one population to another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from neuraxis.arguments import one_of
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import one_of
-from neuraxis.network.delays import as_delay
-from neuraxis.network.distributions import Distribution, Values, as_distribution
-from neuraxis.network.fixed_point import Contribution
+from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
+from neuraxis.network.fixed_point import Contribution, likely_sum
+from neuraxis.network.grid import as_delay, period
 from neuraxis.network.plasticity import (
     STDP,
     HomeostaticScaling,
@@ -19,21 +21,42 @@ from neuraxis.network.plasticity import (
     as_plasticity,
 )
 from neuraxis.network.population import Population
-from neuraxis.network.rules import Explicit, Rule
+from neuraxis.network.rules import AllToAll, Explicit, Rule
 
 __all__ = ["Projection", "choose_receptor", "make_projection"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Projection:
-    """Synapses between two populations; `Network.connect` makes it.
+    """Synapses from one population to another; `Network.connect` makes it.
 
-    Attributes:
-        weight: in the unit of the receptor.
-        delay_ms: drawn values are rounded to whole steps, one or more.
-        receptor: the receptor of the target's model where the weight arrives.
-        plasticity: the rules by which the synapses change; empty if they do not.
-        index: the place among the network's projections.
+    Parameters
+    ----------
+    name : str
+        Unique name.
+    pre, post : Population
+        Source and target.
+    rule : Rule
+        Connection rule.
+    weight : Distribution
+        Weights, in the unit of the receptor.
+    delay_ms : Distribution
+        Delays in ms; drawn values are rounded to whole steps, at least one.
+    receptor : str
+        Receptor of the target's model.
+    plasticity : tuple of PlasticityRule
+        Plasticity rules; empty for static synapses.
+    index : int
+        Position among the network's projections.
+
+    Examples
+    --------
+    >>> from neuraxis.network import FixedInDegree, Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("E", 100, lif_exp)
+    >>> network.connect(cells, cells, FixedInDegree(k=10), weight=0.5, delay_ms=1.5)
+    Projection('E->E', FixedInDegree(k=10), weight=0.5, delay_ms=1.5, receptor='input_pa')
     """
 
     name: str
@@ -46,46 +69,68 @@ class Projection:
     plasticity: tuple[PlasticityRule, ...]
     index: int
 
+    def __repr__(self) -> str:
+        values = [f"weight={_short(self.weight)}", f"delay_ms={_short(self.delay_ms)}", f"receptor={self.receptor!r}"]
+        plasticity = [" + ".join(map(repr, self.plasticity))] if self.plasticity else []
+        return f"Projection({', '.join([repr(self.name), repr(self.rule), *values, *plasticity])})"
+
     @property
     def same_population(self) -> bool:
+        """True if a population is connected to itself."""
         return self.pre.index == self.post.index
 
     @property
     def expected_synapses(self) -> float:
+        """Mean number of synapses that the rule makes."""
         return self.rule.expected_synapses(self.pre.n, self.post.n, self.same_population)
 
     @property
     def pairing(self) -> STDP | RewardSTDP | None:
-        """The rule that depends on the times of spikes, if there is one."""
+        """The spike-timing rule, if there is one."""
         return next((rule for rule in self.plasticity if isinstance(rule, STDP | RewardSTDP)), None)
 
     @property
     def scaling(self) -> HomeostaticScaling | None:
+        """The homeostatic rule, if there is one."""
         return next((rule for rule in self.plasticity if isinstance(rule, HomeostaticScaling)), None)
 
     @property
     def short_term(self) -> TsodyksMarkram | None:
+        """The rule of short-term plasticity, if there is one."""
         return next((rule for rule in self.plasticity if isinstance(rule, TsodyksMarkram)), None)
 
     @property
     def has_changing_weights(self) -> bool:
-        """Whether the weights themselves change; short-term plasticity leaves them as they are."""
+        """True if the weights themselves change; short-term plasticity does not change them."""
         return self.pairing is not None or self.scaling is not None
 
     @property
     def largest_weight(self) -> float:
-        """The largest magnitude that a weight can have, now or after learning."""
+        """Largest magnitude that a weight can have, initially or after learning."""
         low, high = self.weight.bounds()
         limits = [rule.w_max for rule in (self.pairing, self.scaling) if rule is not None]
         return max(-low, high, *limits, 0.0)
 
     def contribution(self) -> Contribution:
-        """What can arrive at one target in one step: each synapse delivers one spike in a step, at most."""
-        # Weights that start at zero and grow have no typical size yet but the one that they can grow to.
+        """Return what can arrive at one target in one step; each synapse delivers at most one spike in a step."""
+        # Plastic weights that start at zero: the only known size is the one that they can grow to.
         largest = self.largest_weight
         typical = min(self.weight.expected_magnitude() or largest, largest)
         count = self.rule.largest_in_degree(self.pre.n, self.post.n)
-        return Contribution(f"projection {self.name!r}", typical, largest, count)
+        return Contribution(f"projection {self.name!r}", typical, largest, count, self._likely_sum(typical, largest))
+
+    def _likely_sum(self, typical: float, largest: float) -> float:
+        """Return the largest sum of the weights onto one target: exact for arrays, else a bound (see `likely_sum`)."""
+        if self.has_changing_weights:
+            typical = largest  # all of them can grow
+        elif isinstance(self.weight, Values) and len(self.weight):
+            given = np.abs(self.weight.array)
+            if isinstance(self.rule, Explicit):
+                given = np.bincount(self.rule.post_ids, weights=given)
+            elif isinstance(self.rule, AllToAll):
+                given = given.reshape(self.post.n, self.pre.n).sum(axis=1)
+            return float(given.max())
+        return likely_sum(self.rule.mean_in_degree(self.pre.n, self.post.n), typical, largest)
 
 
 def make_projection(
@@ -101,7 +146,7 @@ def make_projection(
     index: int,
     dt_ms: float,
 ) -> Projection:
-    """A projection of checked arguments."""
+    """Check the arguments and return a projection."""
     what = f"projection {name!r}"
     if hasattr(rule, "tocoo"):
         rule, weight = _from_sparse(rule, weight, pre, post, what)
@@ -113,19 +158,19 @@ def make_projection(
     except InvalidArgument as error:
         raise InvalidArgument(f"{what}: {error}") from None
     if weight is None:
-        raise InvalidArgument(f"{what}: weight=None: a weight must be given")
+        raise InvalidArgument(f"{what}: weight=None: pass a weight")
     weights = as_distribution(weight, f"{what}: weight")
     _check_values(weights, rule, pre, post, f"{what}: weight")
     delays = as_delay(delay_ms, dt_ms, f"{what}: delay_ms")
     _check_values(delays, rule, pre, post, f"{what}: delay_ms")
-    rules = as_plasticity(plasticity)
+    rules = tuple(_on_grid(rule, dt_ms) for rule in as_plasticity(plasticity))
     _check_plastic_weights(rules, weights, what)
     receptor = choose_receptor(post, synapse, weights, what)
     return Projection(name, pre, post, rule, weights, delays, receptor, rules, index)
 
 
 def choose_receptor(post: Population, synapse: str | None, weight: Distribution, what: str) -> str:
-    """The receptor that was asked for, or the one for the sign of the weights."""
+    """Return the receptor `synapse`, or by default the one for the sign of the weights."""
     model = post.model
     if synapse is not None:
         return one_of(synapse, f"{what}: synapse", model.receptors)
@@ -134,13 +179,24 @@ def choose_receptor(post: Population, synapse: str | None, weight: Distribution,
     if low < 0 < high and positive != negative:
         raise InvalidArgument(
             f"{what}: weight={weight}: can be of either sign, and {model.name} has {positive!r} for positive and "
-            f"{negative!r} for negative weights; say which with synapse=, or cut the weight with low= or high="
+            f"{negative!r} for negative weights. Select one with synapse=, or limit the weight with low= or high=."
         )
     return negative if low < 0 else positive
 
 
+def _short(value: Distribution) -> str:
+    return f"{value.value:g}" if isinstance(value, Constant) else repr(value)
+
+
+def _on_grid(rule: PlasticityRule, dt_ms: float) -> PlasticityRule:
+    """Return the rule with its period rounded to whole steps."""
+    if not isinstance(rule, RewardSTDP | HomeostaticScaling):
+        return rule
+    return replace(rule, every_ms=period(rule.every_ms, dt_ms, f"{type(rule).__name__}.every_ms"))
+
+
 def _from_sparse(matrix: Any, weight: Any, pre: Population, post: Population, what: str) -> tuple[Explicit, Any]:
-    """The rule of a sparse matrix, and its weights unless others are given."""
+    """Return the rule of a sparse matrix, and its weights unless `weight` is given."""
     if tuple(matrix.shape) != (pre.n, post.n):
         raise InvalidArgument(
             f"{what}: the matrix has shape {tuple(matrix.shape)}; {pre.n} rows (pre) and {post.n} columns (post) "
@@ -156,15 +212,15 @@ def _check_values(given: Distribution, rule: Rule, pre: Population, post: Popula
     count = rule.value_count(pre.n, post.n)
     if count is None:
         raise InvalidArgument(
-            f"{name}: an array does not go with {type(rule).__name__}, whose synapses are drawn; "
-            "use Explicit, OneToOne or AllToAll, or a distribution"
+            f"{name}: an array cannot be used with {type(rule).__name__}, which draws its synapses. "
+            "Use Explicit, OneToOne or AllToAll, or a distribution."
         )
     if count != len(given):
-        raise InvalidArgument(f"{name}: {len(given)} values for {count} synapses; give one for each")
+        raise InvalidArgument(f"{name}: {len(given)} values for {count} synapses; pass one for each")
 
 
 def _check_plastic_weights(rules: tuple[PlasticityRule, ...], weight: Distribution, what: str) -> None:
-    """Weights that learn must start between the limits of their rule."""
+    """Raise unless plastic weights start within the limits of their rule."""
     low, high = weight.bounds()
     for rule in rules:
         if isinstance(rule, TsodyksMarkram):
@@ -173,5 +229,5 @@ def _check_plastic_weights(rules: tuple[PlasticityRule, ...], weight: Distributi
         if low < lowest or high > rule.w_max:
             raise InvalidArgument(
                 f"{what}: weight={weight}: from {low:g} to {high:g}; with {type(rule).__name__} weights must be "
-                f"from {lowest:g} to w_max={rule.w_max:g}; cut the weight with low= and high="
+                f"from {lowest:g} to w_max={rule.w_max:g}. Limit the weight with low= and high=."
             )

@@ -1,15 +1,16 @@
-"""Connection rules: which neurons of one population a projection connects to which of another.
+"""Connection rules: the pairs of neurons that a projection connects.
 
-A rule answers four questions, given the sizes of the two populations (`same_population`: they are one):
+Every rule has these methods, which take the sizes of the two populations (`same_population`: they are the same one):
 
-* `check(n_pre, n_post, same_population)` raises if it cannot be followed there;
-* `expected_synapses(n_pre, n_post, same_population)`: how many synapses it makes, on average;
-* `largest_in_degree(n_pre, n_post)`: how many synapses one neuron can receive, at most (or beyond all likelihood);
-* `value_count(n_pre, n_post)`: how many weights or delays can be given one by one, as `Values`; None if they cannot.
+* `check(n_pre, n_post, same_population)` raises if the rule cannot be applied;
+* `expected_synapses(n_pre, n_post, same_population)` returns the mean number of synapses;
+* `largest_in_degree(n_pre, n_post)` returns a bound of the number of synapses onto one neuron, which holds with
+  overwhelming probability where the number is random;
+* `mean_in_degree(n_pre, n_post)` returns the mean number of synapses onto one neuron, or the largest if it is known;
+* `value_count(n_pre, n_post)` returns the number of values in an array of weights or delays, or None if the rule draws
+  its synapses and takes no arrays.
 
-A *multapse* is a second synapse between the same two neurons, an *autapse* one from a neuron to itself.
-`autapses=False` matters only where a population is connected to itself. With `groups`, both populations are cut into
-that many equal parts, in order, and part g is connected to part g only: a map.
+A *multapse* is a further synapse between the same two neurons, an *autapse* a synapse from a neuron to itself.
 """
 
 from __future__ import annotations
@@ -19,9 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.arguments import (
+    Floats,
+    HoldsArrays,
+    Integers,
+    ShortRepr,
+    check_ids,
+    flag,
+    float_array,
+    id_array,
+    number,
+    set_fields,
+    whole,
+)
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.arguments import check_ids, flag, float_array, id_array, number, settle, whole
-from neuraxis.network.arrays import Floats, HoldsArrays, Integers
 
 __all__ = [
     "AllToAll",
@@ -37,17 +49,27 @@ __all__ = [
 LARGEST_DEGREE = 2**31 - 1
 LARGEST_TOTAL = 2**62
 
-# Drawing a total number of distinct pairs needs the pairs to be numbered.
+# Distinct pairs are drawn by number.
 LARGEST_PAIRS = 2**40
 
 
-@dataclass(frozen=True)
-class OneToOne:
-    """Neuron i to neuron i. Values: one for each neuron."""
+@dataclass(frozen=True, repr=False)
+class OneToOne(ShortRepr):
+    """Connect neuron i to neuron i.
+
+    An array of weights or delays has one value for each neuron.
+
+    Examples
+    --------
+    >>> OneToOne().expected_synapses(10, 10)
+    10.0
+    """
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         if n_pre != n_post:
-            raise InvalidArgument(f"OneToOne: {n_pre} neurons cannot be paired with {n_post}; the sizes must be equal")
+            raise InvalidArgument(
+                f"OneToOne: {n_pre} neurons cannot be paired with {n_post}; use populations of equal size"
+            )
 
     def expected_synapses(self, n_pre: int, n_post: int, same_population: bool = False) -> float:
         return float(n_post)
@@ -55,23 +77,38 @@ class OneToOne:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return 1.0
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return 1.0
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return n_post
 
 
-@dataclass(frozen=True)
-class AllToAll:
-    """Every neuron to every neuron.
+@dataclass(frozen=True, repr=False)
+class AllToAll(ShortRepr):
+    """Connect every neuron to every neuron.
 
-    Values: `n_pre * n_post`, target by target: `values[post * n_pre + pre]`, which is `matrix.T.ravel()` of a matrix
-    with a row for each `pre`. Those of autapses and between groups that are not made are there, and ignored.
+    An array of weights or delays has `n_pre * n_post` values, ordered by target: `values[post * n_pre + pre]`, which is
+    `matrix.T.ravel()` of a matrix with a row for each `pre`. Values of pairs that are not connected are ignored.
+
+    Parameters
+    ----------
+    autapses : bool
+        Allow synapses from a neuron to itself; matters only if `pre` and `post` are the same population.
+    groups : int
+        Cut both populations into this many equal parts, in order, and connect part g to part g only.
+
+    Examples
+    --------
+    >>> AllToAll(autapses=False).expected_synapses(10, 10, same_population=True)
+    90.0
     """
 
     autapses: bool = True
     groups: int = 1
 
     def __post_init__(self) -> None:
-        settle(self, autapses=flag(self.autapses, "AllToAll.autapses"), groups=_groups(self))
+        set_fields(self, autapses=flag(self.autapses, "AllToAll.autapses"), groups=_groups(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         _check_groups(self, n_pre, n_post)
@@ -82,13 +119,31 @@ class AllToAll:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return float(-(-n_pre // self.groups))
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return self.largest_in_degree(n_pre, n_post)
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return n_pre * n_post
 
 
-@dataclass(frozen=True)
-class PairwiseBernoulli:
-    """Every pair of neurons with probability `p`, each on its own."""
+@dataclass(frozen=True, repr=False)
+class PairwiseBernoulli(ShortRepr):
+    """Connect every pair of neurons independently with probability `p`.
+
+    Parameters
+    ----------
+    p : float
+        Probability, from 0 to 1.
+    autapses : bool
+        Allow synapses from a neuron to itself; matters only if `pre` and `post` are the same population.
+    groups : int
+        Cut both populations into this many equal parts, in order, and connect part g to part g only.
+
+    Examples
+    --------
+    >>> PairwiseBernoulli(0.1).expected_synapses(100, 100)
+    1000.0
+    """
 
     p: float
     autapses: bool = True
@@ -98,7 +153,7 @@ class PairwiseBernoulli:
         p = number(self.p, "PairwiseBernoulli.p")
         if not 0 <= p <= 1:
             raise InvalidArgument(f"PairwiseBernoulli.p={p}: a probability is from 0 to 1")
-        settle(self, p=p, autapses=flag(self.autapses, "PairwiseBernoulli.autapses"), groups=_groups(self))
+        set_fields(self, p=p, autapses=flag(self.autapses, "PairwiseBernoulli.autapses"), groups=_groups(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         _check_groups(self, n_pre, n_post)
@@ -109,13 +164,33 @@ class PairwiseBernoulli:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return float(-(-n_pre // self.groups)) if self.p > 0 else 0.0
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return self.p * self.largest_in_degree(n_pre, n_post)
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class FixedInDegree:
-    """Every target gets `k` synapses, from sources drawn at random."""
+@dataclass(frozen=True, repr=False)
+class FixedInDegree(ShortRepr):
+    """Give every target neuron `k` synapses from sources drawn at random.
+
+    Parameters
+    ----------
+    k : int
+        Synapses onto each target neuron.
+    multapses : bool
+        Allow several synapses between the same two neurons.
+    autapses : bool
+        Allow synapses from a neuron to itself; matters only if `pre` and `post` are the same population.
+    groups : int
+        Cut both populations into this many equal parts, in order, and connect part g to part g only.
+
+    Examples
+    --------
+    >>> FixedInDegree(k=100).expected_synapses(1000, 50)
+    5000.0
+    """
 
     k: int
     multapses: bool = True
@@ -124,7 +199,7 @@ class FixedInDegree:
 
     def __post_init__(self) -> None:
         k = whole(self.k, "FixedInDegree.k", 0, LARGEST_DEGREE)
-        settle(self, k=k, groups=_groups(self), **_flags(self))
+        set_fields(self, k=k, groups=_groups(self), **_flags(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         _check_groups(self, n_pre, n_post)
@@ -136,20 +211,38 @@ class FixedInDegree:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return float(self.k)
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return float(self.k)
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class FixedOutDegree:
-    """Every source makes `k` synapses, on targets drawn at random."""
+@dataclass(frozen=True, repr=False)
+class FixedOutDegree(ShortRepr):
+    """Give every source neuron `k` synapses onto targets drawn at random.
+
+    Parameters
+    ----------
+    k : int
+        Synapses from each source neuron.
+    multapses : bool
+        Allow several synapses between the same two neurons.
+    autapses : bool
+        Allow synapses from a neuron to itself; matters only if `pre` and `post` are the same population.
+
+    Examples
+    --------
+    >>> FixedOutDegree(k=100).expected_synapses(1000, 50)
+    100000.0
+    """
 
     k: int
     multapses: bool = True
     autapses: bool = True
 
     def __post_init__(self) -> None:
-        settle(self, k=whole(self.k, "FixedOutDegree.k", 0, LARGEST_DEGREE), **_flags(self))
+        set_fields(self, k=whole(self.k, "FixedOutDegree.k", 0, LARGEST_DEGREE), **_flags(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         _check_degree(self, n_post, same_population, "targets")
@@ -160,20 +253,38 @@ class FixedOutDegree:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return _likely_in_degree(self.k * n_pre, n_pre, n_post, self.multapses)
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return self.k * n_pre / n_post
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class FixedTotalNumber:
-    """`n` synapses in all, each between a source and a target drawn at random."""
+@dataclass(frozen=True, repr=False)
+class FixedTotalNumber(ShortRepr):
+    """Make `n` synapses in total, each between a source and a target drawn at random.
+
+    Parameters
+    ----------
+    n : int
+        Number of synapses.
+    multapses : bool
+        Allow several synapses between the same two neurons.
+    autapses : bool
+        Allow synapses from a neuron to itself; matters only if `pre` and `post` are the same population.
+
+    Examples
+    --------
+    >>> FixedTotalNumber(n=5000).mean_in_degree(1000, 50)
+    100.0
+    """
 
     n: int
     multapses: bool = True
     autapses: bool = True
 
     def __post_init__(self) -> None:
-        settle(self, n=whole(self.n, "FixedTotalNumber.n", 0, LARGEST_TOTAL), **_flags(self))
+        set_fields(self, n=whole(self.n, "FixedTotalNumber.n", 0, LARGEST_TOTAL), **_flags(self))
 
     def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
         pairs = _pairs(n_pre, n_post, same_population, self.autapses)
@@ -197,36 +308,62 @@ class FixedTotalNumber:
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return _likely_in_degree(self.n, n_pre, n_post, self.multapses)
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return self.n / n_post
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explicit(HoldsArrays):
-    """Given synapses: neuron `pre_ids[i]` to neuron `post_ids[i]`, counted within their populations.
+    """Connect neuron `pre_ids[i]` to neuron `post_ids[i]`, for each i.
 
-    A pair may be there several times. Values: one for each synapse, in the order given.
+    A pair may occur several times. An array of weights or delays has one value for each synapse, in the same order.
+
+    Parameters
+    ----------
+    pre_ids, post_ids : array_like of int, shape (n_synapses,)
+        Ids within the populations, from 0.
+
+    Examples
+    --------
+    >>> Explicit([0, 0, 1], [2, 3, 2])
+    Explicit(3 synapses)
     """
 
     pre_ids: Integers
     post_ids: Integers
 
     def __post_init__(self) -> None:
-        settle(
+        set_fields(
             self,
             pre_ids=id_array(self.pre_ids, "Explicit.pre_ids"),
             post_ids=id_array(self.post_ids, "Explicit.post_ids"),
         )
         if self.pre_ids.size != self.post_ids.size:
             raise InvalidArgument(
-                f"Explicit: {self.pre_ids.size} pre_ids and {self.post_ids.size} post_ids; one of each makes a synapse"
+                f"Explicit: {self.pre_ids.size} pre_ids and {self.post_ids.size} post_ids; a synapse needs one of each"
             )
 
     @classmethod
     def from_sparse(cls, matrix: Any) -> tuple[Explicit, Floats]:
-        """The rule and the weights of a sparse matrix (SciPy's, or any with `tocoo()`): rows are pre, columns post.
+        """Return the rule and the weights of a sparse matrix; `Network.connect` also takes the matrix itself.
 
-        Every stored entry is a synapse, also one that holds zero. `Network.connect` takes the matrix itself, too.
+        Parameters
+        ----------
+        matrix : sparse matrix, shape (n_pre, n_post)
+            A SciPy matrix, or any object with `tocoo()`. Every stored entry is a synapse, stored zeros included.
+
+        Returns
+        -------
+        tuple of (Explicit, array of float)
+            The rule, and one weight for each synapse.
+
+        Raises
+        ------
+        InvalidType
+            The matrix is not sparse.
         """
         if not hasattr(matrix, "tocoo"):
             raise InvalidType(f"matrix: a sparse matrix is expected, not {type(matrix).__name__}")
@@ -249,11 +386,15 @@ class Explicit(HoldsArrays):
     def largest_in_degree(self, n_pre: int, n_post: int) -> float:
         return float(np.bincount(self.post_ids).max()) if len(self) else 0.0
 
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        return self.largest_in_degree(n_pre, n_post)
+
     def value_count(self, n_pre: int, n_post: int) -> int | None:
         return len(self)
 
 
 Rule = OneToOne | AllToAll | PairwiseBernoulli | FixedInDegree | FixedOutDegree | FixedTotalNumber | Explicit
+"""Any of the connection rules of this module."""
 
 
 def _flags(rule: FixedInDegree | FixedOutDegree | FixedTotalNumber) -> dict[str, object]:
@@ -270,9 +411,7 @@ def _groups(rule: AllToAll | PairwiseBernoulli | FixedInDegree) -> int:
 
 def _check_groups(rule: AllToAll | PairwiseBernoulli | FixedInDegree, n_pre: int, n_post: int) -> None:
     if rule.groups > min(n_pre, n_post):
-        raise InvalidArgument(
-            f"{type(rule).__name__}.groups={rule.groups}: {n_pre} and {n_post} neurons cannot be cut into so many"
-        )
+        raise InvalidArgument(f"{type(rule).__name__}.groups={rule.groups}: {n_pre} and {n_post} neurons are too few")
 
 
 def _pairs(n_pre: int, n_post: int, same_population: bool, autapses: bool, groups: int = 1) -> int:
@@ -289,13 +428,13 @@ def _check_degree(rule: FixedInDegree | FixedOutDegree, n: int, same_population:
     if rule.k > available and not (rule.multapses and available):
         raise InvalidArgument(
             f"{type(rule).__name__}.k={rule.k}: there are only {available} {others}"
-            + (" beside the neuron itself" if itself else "")
+            + (" besides the neuron itself" if itself else "")
             + ("; allow multapses or take a smaller k" if available else "")
         )
 
 
 def _likely_in_degree(synapses: int, n_pre: int, n_post: int, multapses: bool) -> float:
-    """Twice the mean and 200: no draw of a network that anyone can build goes beyond."""
+    """Return twice the mean in-degree plus 200, which no feasible number of draws exceeds."""
     if not synapses:
         return 0.0
     likely = 2 * synapses / n_post + 200

@@ -1,31 +1,24 @@
-"""Call a registered function on another rank or node, and hold objects that stay where they are.
+"""Remote procedure calls to other ranks or nodes, and references to objects that stay in the process that created them.
+
+Example::
 
     @remote
     def classify(image): ...
 
     with RpcContext(name="server"):
-        ...                                         # serves until it is shut down
+        ...                                         # serves calls until the context is closed
 
     with RpcContext(name="client"):
         label = rpc_sync("server", "classify", image)
         future = rpc_async("server", "classify", image)
 
-One layer says what a call means (`context`, `server`); small transports carry it: Zenoh, a group of ranks, or torch's
-TensorPipe. Every name loads when it is used.
+One layer implements calls (`context`, `calls`, `server`); small transports carry them: Zenoh, a group of ranks, or
+torch's TensorPipe; `BACKENDS` lists their names. Names are imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from neuraxis.lazy import loads_lazily
-
-if TYPE_CHECKING:
-    from neuraxis.rpc.context import BACKENDS, RpcContext
-    from neuraxis.rpc.functions import current_rpc_context, init_rpc, remote_object, rpc_async, rpc_sync
-    from neuraxis.rpc.future import RpcFuture
-    from neuraxis.rpc.handles import RemoteObject
-    from neuraxis.rpc.registry import remote
 
 __all__ = [
     "BACKENDS",
@@ -40,18 +33,36 @@ __all__ = [
     "rpc_sync",
 ]
 
-__getattr__ = loads_lazily(
-    __name__,
-    {
-        "BACKENDS": "context",
-        "RemoteObject": "handles",
-        "RpcContext": "context",
-        "RpcFuture": "future",
-        "current_rpc_context": "functions",
-        "init_rpc": "functions",
-        "remote": "registry",
-        "remote_object": "functions",
-        "rpc_async": "functions",
-        "rpc_sync": "functions",
-    },
-)
+if TYPE_CHECKING:
+    from neuraxis.rpc.context import (
+        BACKENDS,
+        RpcContext,
+        current_rpc_context,
+        init_rpc,
+        remote_object,
+        rpc_async,
+        rpc_sync,
+    )
+    from neuraxis.rpc.future import RpcFuture
+    from neuraxis.rpc.handles import RemoteObject
+    from neuraxis.rpc.registry import remote
+else:
+    from neuraxis.imports import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "neuraxis.rpc.context": [
+                "BACKENDS",
+                "RpcContext",
+                "current_rpc_context",
+                "init_rpc",
+                "remote_object",
+                "rpc_async",
+                "rpc_sync",
+            ],
+            "neuraxis.rpc.future": ["RpcFuture"],
+            "neuraxis.rpc.handles": ["RemoteObject"],
+            "neuraxis.rpc.registry": ["remote"],
+        },
+    )

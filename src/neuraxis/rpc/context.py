@@ -1,22 +1,29 @@
-"""The RPC context: a process that calls and can be called.
+"""The RPC context: a process that makes and serves remote calls.
 
-Data flows one way: a call is written as bytes here (`calls`, `values`), carried by a transport, run by the other side's
-`server`, and its reply read here. The transports differ in whom they reach; what a call means is the same on all.
+Data flows one way: `calls` and `values` serialize a call, a transport carries it, the `server` of the other side runs
+it, and the reply is decoded here. Transports differ in which processes they reach; calls mean the same on all of them.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
+import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
 from typing import Any
 
+from neuraxis.comm.backends.torch import require_torch
 from neuraxis.errors import (
     AlreadyInitialized,
+    CallCancelled,
     CommunicatorClosed,
     ForkedProcess,
     InvalidArgument,
@@ -24,48 +31,236 @@ from neuraxis.errors import (
     RendezvousTimeout,
 )
 from neuraxis.mesh import Topology
-from neuraxis.rpc.backends import BACKENDS, Options, open_transport
-from neuraxis.rpc.calls import Ask, Calls, seconds
+from neuraxis.mesh.services import check_threads
+from neuraxis.request_reply import Exchange, check_timeout
+from neuraxis.rpc.calls import Calls, Invocation
+from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.future import RpcFuture
-from neuraxis.rpc.handles import RemoteObject
-from neuraxis.rpc.housekeeping import Housekeeping
-from neuraxis.rpc.kept import Kept
-from neuraxis.rpc.messages import Operation
-from neuraxis.rpc.own_calls import OwnCalls
-from neuraxis.rpc.ownership import Ownership
-from neuraxis.rpc.pool import Pool
+from neuraxis.rpc.handles import ObjectTable, References, RemoteObject
+from neuraxis.rpc.message_transport import call_and_wait, pending_calls, too_slow
+from neuraxis.rpc.messages import Head, Operation, read_head
+from neuraxis.rpc.pool import Housekeeping, Pool
 from neuraxis.rpc.registry import Registry, everywhere
 from neuraxis.rpc.server import Server
-from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Party, Transport
+from neuraxis.rpc.transport import INBOX, Done, Endpoint, Reply, Request, Transport, World, find_world
 from neuraxis.rpc.values import Values
-from neuraxis.rpc.world import find_world
+from neuraxis.threads import Threads
 
-__all__ = ["BACKENDS", "RpcContext", "open_contexts"]
+__all__ = [
+    "BACKENDS",
+    "LocalCalls",
+    "Options",
+    "RpcContext",
+    "current_rpc_context",
+    "init_rpc",
+    "open_contexts",
+    "open_transport",
+    "remote_object",
+    "rpc_async",
+    "rpc_sync",
+]
 
-_END_S = 2.0  # how long functions that run are waited for when a context ends
-_LOOK_S = 0.02
-_RETURN_S = 60.0  # how long it is remembered what one has asked that was cut off, and may come back
+BACKENDS: tuple[str, ...] = ("zenoh", "shm", "gloo", "mpi", "tensorpipe")
+
+_END_S = 2.0  # how long `close` waits for running functions
+_CLOSE_S = 0.5  # for threads; running functions have been waited for
+_POLL_S = 0.02
+_RETURN_S = 60.0  # how long requests of an unreachable caller are remembered for deduplication
+
+_names = count(1)
+_worlds: defaultdict[str, count[int]] = defaultdict(lambda: count(1))  # by job: all its ranks count alike
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a context that its transport needs."""
+
+    world: World
+    init_method: str | None
+    timeout: float
+    name: str | None
+    threads: int
+    mesh: str | None
+    topology: Topology | None
+
+
+def open_transport(backend: str, options: Options) -> Transport:
+    """Open the transport of this process; in a world of ranks all of them do."""
+    if backend == "zenoh":
+        return _open_zenoh(options)
+    if backend == "tensorpipe":
+        require_torch(backend)
+        from neuraxis.rpc.tensorpipe_transport import open_tensorpipe
+
+        return open_tensorpipe(options.world, options.init_method, options.timeout, options.name)
+    from neuraxis.rpc.group_transport import open_group
+    from neuraxis.rpc.message_transport import MessageTransport
+
+    return MessageTransport(open_group(backend, options.world, options.init_method, options.timeout, options.name))
+
+
+def _open_zenoh(options: Options) -> Transport:
+    from neuraxis.rpc.message_transport import MessageTransport
+    from neuraxis.rpc.zenoh_transport import ZenohLink
+
+    world = options.world
+    mesh = options.mesh
+    if mesh is None:
+        mesh = "default" if world.is_open else mesh_of_ranks(world)
+    name = options.name
+    if name is None:
+        name = f"rank{world.rank}" if not world.is_open else _generate_name()
+    topology = options.topology or _topology(options.init_method)
+    return MessageTransport(ZenohLink(name, mesh, topology, world.rank))
+
+
+def mesh_of_ranks(world: World) -> str:
+    """Return the mesh of the next context of a job, different from that of earlier contexts.
+
+    The ranks of a job create their contexts in the same order.
+    """
+    job = f"{world.job or 'ranks'}-{world.size}"
+    return f"rpc-{job}-{next(_worlds[job])}"
+
+
+def _topology(init_method: str | None) -> Topology | None:
+    if init_method is None or init_method == "env://":
+        return None
+    found = re.fullmatch(r"(tcp|tls|quic)://(.+)", init_method)
+    if found is None:
+        raise InvalidArgument(f"init_method={init_method!r}: tcp://host:port of a router is expected, or None")
+    if found[1] != "tcp":
+        raise InvalidArgument(
+            f"init_method={init_method!r}: TLS needs keys, which init_method cannot name. Pass topology=Topology("
+            f"'client', ('{found[1]}/{found[2]}',), tls=Tls.from_folder(FOLDER, ROLE)) instead"
+        )
+    return Topology.from_options(connect=[f"{found[1]}/{found[2]}"])
+
+
+def _generate_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9_.\-]", "-", socket.gethostname()) or "host"
+    return f"{host}-{os.getpid()}-{next(_names)}"
+
+
+class _LocalCall(Exchange[Reply]):
+    """A call of a process to itself, which is never lost; `run` runs it."""
+
+    def __init__(self, to: Endpoint, timeout: float, run: Callable[[], object]) -> None:
+        self._to = to
+        self._timeout = timeout
+        self._run = run
+
+    def send(self, timeout: float) -> None:
+        self._run()
+
+    def must_resend(self) -> bool:
+        return False
+
+    def too_late(self) -> Exception:
+        return too_slow(self._to, self._timeout)
+
+
+class LocalCalls:
+    """Calls of a process to itself: serialized like any other, with a slot in the pool and a deadline."""
+
+    def __init__(self, server: Server, pool: Pool, transport: Transport) -> None:
+        self._server = server
+        self._pool = pool
+        self._transport = transport
+        self._pending = pending_calls()
+        self._threads = Threads("neuraxis rpc local call")
+
+    def call(self, request: Request) -> Reply:
+        if request.is_control:
+            frame = request.write(INBOX).joined()
+            return _reply(self._server.control(frame, read_head(frame)))
+        return call_and_wait(self.start, request)
+
+    def start(self, request: Request, done: Done) -> None:
+        frame = request.write(INBOX)
+        frame.joined()  # later changes of the user's arrays must not affect it
+        if request.is_control:
+            done(_reply(self._server.control(frame.start, read_head(frame))), None)
+            return
+        # The request refers to the user's arguments, so nothing that lives longer may refer to it.
+        to, number, timeout, content = request.to, request.number, request.timeout, frame.start
+        call = _LocalCall(to, timeout, lambda: self._threads.run(lambda: self._run(number, timeout, content)))
+        self._pending.add((to, number), call, timeout, done)
+        call.send(timeout)
+
+    def _run(self, number: int, timeout: float, frame: bytes) -> None:
+        head = read_head(frame)
+        if not self._pool.enter(timeout):
+            self._transport.slot_released(False)  # another call may be queued behind this one
+            self._server.discard(frame, head)
+            if self._pool.closed:
+                error = CallCancelled("this context was closed", head.sender.name)
+                self._pending.fail((head.sender, number), error)
+            return
+        try:
+            reply = self._answer(frame, head)
+            if not self._pending.complete((head.sender, number), reply):
+                self._server.discard(reply[1], reply[0])
+        finally:
+            self._pool.answered()
+
+    def _answer(self, frame: bytes, head: Head) -> Reply:
+        try:
+            return _reply(self._server.answer(frame, head))
+        finally:
+            self._pool.leave()
+            self._transport.slot_released(False)  # another call may wait for the slot
+
+    def close(self) -> None:
+        self._pending.close()
+        self._threads.close(_CLOSE_S)
+
+
+def _reply(answer: Frame) -> Reply:
+    frame = answer.joined()
+    return read_head(frame), frame
 
 
 class RpcContext:
-    """This process among those that call each other; a context manager.
+    """A process that makes and serves remote calls; a context manager.
 
-    Args:
-        backend: "zenoh" (the default: ranks, and nodes that come and go, on this machine or many), "shm" (the fastest,
-            for the ranks of one host), "gloo", "mpi", or "tensorpipe" (torch.distributed.rpc). The default is not
-            "tensorpipe" because that needs torch, a number of ranks that never changes, and trust in every one of
-            them: it unpickles what they send, before anybody is asked.
-        init_method: where the parties meet. zenoh: nothing for peers on this machine, "tcp://host:port" or
-            "tls://host:port" for a router. The others: as in `DistributedContext`.
-        world_size, rank: how many ranks there are and which one this is; -1 asks the launcher's variables. Without
-            any, this is a node of an open world (zenoh only), which others join and leave.
-        timeout: the deadline of every call, and of the meeting, in seconds.
-        name: by which others call this process; "rank<r>" by default, or one made of host and process.
-        threads: how many calls are served at the same time.
-        allow_pickle: whether values that are no plain data, arrays or tensors may be pickled; both sides must allow it.
-            Whoever can call this process can then run code in it.
-        mesh, topology: zenoh only: the mesh, and how it is reached, as of `neuraxis.mesh.Node`.
+    Parameters
+    ----------
+    backend : {"zenoh", "shm", "gloo", "mpi", "tensorpipe"}
+        "zenoh" connects ranks, and nodes that join and leave, on one machine or many. "shm" is the fastest, for the
+        ranks of one host. "tensorpipe" is torch.distributed.rpc. The default is not "tensorpipe" because that needs
+        torch, a fixed number of ranks, and trust in all of them: it unpickles their messages before any check.
+    init_method : str, optional
+        The rendezvous. zenoh: None for peers on this machine, "tcp://host:port" for a router; use `topology` for TLS.
+        Other backends: as in `DistributedContext`.
+    world_size, rank : int
+        Number of ranks, and the rank of this process; -1 reads the launcher's variables. Without any, this process is a
+        node of an open world (zenoh only).
+    timeout : float
+        Default deadline of calls, and deadline of the rendezvous, in seconds.
+    name : str, optional
+        The name under which others call this process; by default "rank<r>", or one made of host and process id.
+    threads : int
+        Number of calls served at the same time.
+    allow_pickle : bool
+        Pickle values that are not plain data, arrays or tensors; both sides must allow it. Anyone who can call this
+        process can then run code in it.
+    mesh : str, optional
+        zenoh only: the mesh, as in `neuraxis.mesh.Node`.
+    topology : Topology, optional
+        zenoh only: the way to reach the mesh.
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is invalid.
+
+    Examples
+    --------
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     context.rpc_sync("rank0", "double", 21)
+    42
     """
 
     def __init__(
@@ -84,40 +279,44 @@ class RpcContext:
     ) -> None:
         if backend not in BACKENDS:
             raise InvalidArgument(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise InvalidArgument(f"threads={threads!r}: a number of threads, 1 or more, is expected")
         if backend != "zenoh" and (mesh is not None or topology is not None):
             raise InvalidArgument(f"mesh and topology are for the backend zenoh, not for {backend!r}")
         self.backend = backend
-        self.timeout = seconds(timeout)
-        self.threads = threads
+        self.timeout = check_timeout(timeout)
+        self.threads = check_threads(threads)
         self.allow_pickle = allow_pickle
         self._world = find_world(rank, world_size, init_method)
         self._options = Options(self._world, init_method, self.timeout, name, threads, mesh, topology)
         self._registry = Registry(everywhere)
-        self._kept = Kept()
-        self._ownership = Ownership(self, self._kept)
-        self._values = Values(allow_pickle, self._ownership)
+        self._objects = ObjectTable()
+        self._references = References(self, self._objects)
+        self._values = Values(allow_pickle, self._references)
         self._transport: Transport | None = None
         self._closing = ExitStack()
-        self._done: set[Party] = set()  # ranks that have no more calls to make
+        self._done: set[Endpoint] = set()  # ranks that have no more calls to make
         self._ended = threading.Event()  # no more calls
         self._ending = threading.Lock()
-        self._gone = threading.Event()  # all is freed
+        self._freed = threading.Event()
 
     def __repr__(self) -> str:
         if self._transport is None:
             return f"<RpcContext, backend {self.backend!r}, not initialized>"
-        return (
-            f"<RpcContext {self._transport.me.name!r}, backend {self.backend!r}{', shut down' * self._ended.is_set()}>"
-        )
+        return f"<RpcContext {self._transport.me.name!r}, backend {self.backend!r}{', closed' * self._ended.is_set()}>"
 
-    # --- life -------------------------------------------------------------------------------------------------
+    # --- lifetime ---------------------------------------------------------------------------------------------
 
     def initialize(self) -> RpcContext:
-        """Meet the others, and call and be called from now on. In a world of ranks it returns when all are there."""
+        """Connect, and start to serve calls. In a world of ranks it returns when all ranks are present.
+
+        Raises
+        ------
+        AlreadyInitialized
+            It was called before.
+        RendezvousTimeout
+            Ranks are missing after `timeout` seconds.
+        """
         if self._transport is not None:
-            raise AlreadyInitialized("this RPC context is initialized already; after shutdown() make a new one")
+            raise AlreadyInitialized("this RPC context is initialized already. Create a new one after close()")
         transport = open_transport(self.backend, self._options)
         self._pid = os.getpid()
         self._transport = transport
@@ -126,52 +325,51 @@ class RpcContext:
             open_contexts.append(self)
             transport.serve(self._server, self._pool, self.threads)
             if not self._world.is_open:
-                self._meet(transport)
+                self._wait_for_ranks(transport)
         except BaseException:
-            self.shutdown(graceful=False)
+            self.close(graceful=False)
             raise
         return self
 
     def _assemble(self, transport: Transport) -> None:
-        """Make the parts; what is made first is closed last."""
-        self._closing.callback(self._kept.clear)
+        """Create the parts; the first one is closed last."""
+        self._closing.callback(self._objects.clear)
         callbacks = Threads("neuraxis rpc callback")
         self._closing.callback(callbacks.close, _END_S)
         self._closing.callback(transport.close)
         self._values.me, self._values.largest = transport.me, transport.largest
-        self._pool = Pool(self.threads, transport.place_given_back)
+        self._pool = Pool(self.threads, transport.slot_released)
         self._server = Server(
-            transport.me, self._registry, self._values, self._kept, self._ownership.made, self._done.add
+            transport.me, self._registry, self._values, self._objects, self._references.created, self._done.add
         )
-        own = OwnCalls(self._server, self._pool, transport)
-        self._closing.callback(own.close)
+        local = LocalCalls(self._server, self._pool, transport)
+        self._closing.callback(local.close)
         self._closing.callback(self._ended.set)
-        housekeeping = Housekeeping([(self._kept, 0.0), (self._server.once, _RETURN_S)], transport.is_gone)
+        housekeeping = Housekeeping([(self._objects, 0.0), (self._server.deduplication, _RETURN_S)], transport.is_gone)
         self._closing.callback(housekeeping.close, _END_S)
         self._closing.callback(self._pool.wait_until_empty, _END_S)
         self._closing.callback(self._pool.close)
         self._closing.callback(transport.refuse)
-        self._calls = self._ownership.calls = Calls(
-            transport, own, self._values, self._pool, self.timeout, housekeeping, callbacks
+        self._calls = self._references.calls = Calls(
+            transport, local, self._values, self._pool, self.timeout, housekeeping, callbacks
         )
 
-    def _meet(self, transport: Transport) -> None:
+    def _wait_for_ranks(self, transport: Transport) -> None:
         missing = transport.wait_for(range(self._world.size), self.timeout)
         if missing:
             ranks = tuple(rank for rank in missing if isinstance(rank, int))
-            raise RendezvousTimeout(f"ranks {list(ranks)} have not come within {self.timeout:g} s", ranks)
+            raise RendezvousTimeout(f"ranks {list(ranks)} have not connected within {self.timeout:g} s", ranks)
 
-    def shutdown(self, graceful: bool | None = None) -> None:
-        """Leave, and free everything. A second call does nothing.
+    def close(self, graceful: bool | None = None) -> None:
+        """Leave the world or the mesh, and free everything. A second call does nothing.
 
-        Calls that are being served get two seconds to end; what was called from here and has not ended ends with
-        CallCancelled. `graceful`, the default in a world of ranks, goes on serving until every rank has come here, or
-        is gone.
+        Running functions get two seconds to end; pending calls of this process raise CallCancelled. With `graceful`,
+        the default in a world of ranks, it keeps serving until every rank has called `close` or is gone.
         """
         if self._transport is None or os.getpid() != self._pid:
             return
         if not self._ending.acquire(blocking=False):
-            self._gone.wait(self.timeout)
+            self._freed.wait(self.timeout)
             return
         try:
             if not self._world.is_open and graceful is not False:
@@ -183,10 +381,14 @@ class RpcContext:
                 self._closing.close()
             finally:
                 self._ended.set()
-                self._gone.set()
+                self._freed.set()
+
+    def shutdown(self, graceful: bool | None = None) -> None:
+        """Do the same as `close`."""
+        self.close(graceful)
 
     def _wait_until_all_are_done(self, transport: Transport) -> None:
-        others: dict[int, Party] = {}
+        others: dict[int, Endpoint] = {}
         for rank in range(self._world.size):
             if rank != self._world.rank:
                 try:
@@ -195,19 +397,19 @@ class RpcContext:
                 except (ConnectionError, TimeoutError, PermissionError):
                     pass  # it is gone
         deadline = time.monotonic() + self.timeout
-        while any(party not in self._done and not transport.is_gone(party) for party in others.values()):
+        while any(endpoint not in self._done and not transport.is_gone(endpoint) for endpoint in others.values()):
             if time.monotonic() > deadline:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def serve_forever(self) -> None:
-        """Serve until `shutdown` is called in another thread, or Ctrl-C is pressed."""
+        """Block until another thread calls `close`, or Ctrl-C is pressed."""
         self._check()
         try:
             while not self._ended.wait(0.5):
                 pass
         except KeyboardInterrupt:
-            self.shutdown(graceful=False)
+            self.close(graceful=False)
 
     def __enter__(self) -> RpcContext:
         return self if self.is_initialized else self.initialize()
@@ -215,60 +417,86 @@ class RpcContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.shutdown(graceful=None if kind is None else False)
+        self.close(graceful=None if kind is None else False)
 
     @property
     def is_initialized(self) -> bool:
+        """True between `initialize` and `close`."""
         return self._transport is not None and not self._ended.is_set()
 
-    # --- what it knows ----------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """By which others call this process."""
+        """The name under which others call this process."""
         return self._check().me.name
 
     @property
     def rank(self) -> int:
-        """-1 in an open world."""
+        """The rank of this process; -1 in an open world."""
         return self._world.rank
 
     @property
     def world_size(self) -> int:
-        """-1 in an open world."""
+        """The number of ranks; -1 in an open world."""
         return self._world.size
 
     def names(self) -> list[str]:
-        """Who is here and can be called, by name."""
+        """Return the names of all processes that can be called."""
         return self._check().names()
 
-    def wait_for(self, names: Iterable[int | str], timeout: float | None = None) -> list[int | str]:
-        """Wait until others are here; those that have not come in time."""
-        return self._check().wait_for(names, self.timeout if timeout is None else timeout)
+    def wait_for(self, names: int | str | Iterable[int | str], timeout: float | None = None) -> list[int | str]:
+        """Wait until a rank or name, or each of several, is present.
+
+        Returns those still missing after `timeout` seconds (None: the timeout of the context).
+        """
+        wanted = [names] if isinstance(names, int | str) else names
+        return self._check().wait_for(wanted, self.timeout if timeout is None else timeout)
 
     @property
     def objects_kept(self) -> int:
-        """How many objects of this process are held by somebody."""
-        return len(self._kept)
+        """Number of objects of this process that have references."""
+        return len(self._objects)
 
-    # --- what others may call ---------------------------------------------------------------------------------
+    # --- registration -----------------------------------------------------------------------------------------
 
     def register_function(self, name: str, func: Callable[..., Any]) -> None:
         """Let others call `func` in this context as `name`. A class is registered as a factory of remote objects."""
         self._registry.add(name, func)
 
     def register_factory(self, name: str, factory: Callable[..., Any]) -> None:
-        """Let others make objects here with `factory`, which stay here: see `remote_object`."""
+        """Let others create objects with `factory`, which stay in this process: see `remote_object`."""
         self._registry.add(name, factory, factory=True)
 
-    # --- to call ----------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------------------
 
     def rpc_sync(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function that another rank or node has registered, and return its result."""
+        """Call a registered function of another rank or node, and return its result.
+
+        Parameters
+        ----------
+        dst : int or str
+            The rank or name of the callee.
+        name : str
+            The name under which the function is registered there.
+
+        Raises
+        ------
+        CalleeGone
+            The callee is not present; the call has not run.
+        CalleeDied
+            The callee died or left during the call, which may or may not have run.
+        CallTimeout
+            The context's deadline has passed.
+        UnknownFunction
+            The callee has no function of that name.
+        Exception
+            The exception that the function raised, or RemoteError if its type does not exist here.
+        """
         return self.call(dst, name, args, kwargs)
 
     def rpc_async(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture:
-        """Call it without waiting. What cannot be sent is an error here, everything else one of the future."""
+        """Start a call and return its future. Only arguments that cannot be serialized raise here."""
         return self.call_async(dst, name, args, kwargs)
 
     def call(
@@ -280,9 +508,9 @@ class RpcContext:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """As `rpc_sync`, with a deadline of its own."""
+        """Call a function like `rpc_sync`, with a `timeout` in seconds for this call."""
         to = self._find(dst)
-        return self._calls.call(Ask(to, Operation.CALL, name, args, kwargs, timeout))
+        return self._calls.call(Invocation(to, Operation.CALL, name, args, kwargs, timeout))
 
     def call_async(
         self,
@@ -293,29 +521,32 @@ class RpcContext:
         *,
         timeout: float | None = None,
     ) -> RpcFuture:
-        """As `rpc_async`, with a deadline of its own."""
+        """Start a call like `rpc_async`, with a `timeout` in seconds for this call."""
         try:
             to = self._find(dst)
         except ConnectionError as error:
             return self._calls.failed(str(dst), name, error)
-        return self._calls.start(Ask(to, Operation.CALL, name, args, kwargs, timeout))
+        return self._calls.start(Invocation(to, Operation.CALL, name, args, kwargs, timeout))
 
     def remote_object(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
-        """Make an object by a class or factory that `dst` has registered; it stays there, and is used from here."""
+        """Create an object with a class or factory that `dst` has registered, and return a reference to it.
+
+        The object stays in that process; the public methods of the reference call its methods there.
+        """
         to = self._find(dst)
-        made = self._calls.call(Ask(to, Operation.MAKE, name, args, kwargs))
-        assert isinstance(made, RemoteObject)
-        return made
+        created = self._calls.call(Invocation(to, Operation.MAKE, name, args, kwargs))
+        assert isinstance(created, RemoteObject)
+        return created
 
     def _call_method(self, of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._check()
-        return self._calls.call(_of_method(of, name, args, kwargs))
+        return self._calls.call(_method_call(of, name, args, kwargs))
 
     def _start_method(self, of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> RpcFuture:
         self._check()
-        return self._calls.start(_of_method(of, name, args, kwargs), keep=of)
+        return self._calls.start(_method_call(of, name, args, kwargs), keep=of)
 
-    def _find(self, dst: object) -> Party:
+    def _find(self, dst: object) -> Endpoint:
         transport = self._check()
         if isinstance(dst, bool) or not isinstance(dst, int | str):
             raise InvalidArgument(f"dst={dst!r}: a rank or the name of a node is expected")
@@ -323,24 +554,102 @@ class RpcContext:
 
     def _check(self) -> Transport:
         if self._transport is None:
-            raise NotInitialized("this RPC context is not initialized: use it in a `with`, or call initialize()")
+            raise NotInitialized("this RPC context is not initialized. Use it in a `with`, or call initialize()")
         if self._ended.is_set():
-            raise CommunicatorClosed("this RPC context was shut down; make a new RpcContext")
+            raise CommunicatorClosed("this RPC context is closed. Create a new RpcContext")
         if os.getpid() != self._pid:
-            raise ForkedProcess("this RPC context belongs to the process that made it; make one in this process")
+            raise ForkedProcess("this RPC context belongs to the parent process. Create one in this process")
         return self._transport
 
 
-def _of_method(of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Ask:
-    return Ask(of._owner, Operation.METHOD, name, [of._number, *args], kwargs)
+def _method_call(of: RemoteObject, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Invocation:
+    return Invocation(of._owner, Operation.METHOD, name, [of._number, *args], kwargs)
 
 
 open_contexts: list[RpcContext] = []
-"""Those of this process that are initialized and not shut down, in their order."""
+"""The initialized contexts of this process, in the order of their initialization."""
 
 
 @atexit.register
-def _end_all() -> None:
-    """What a program has left open: others are told that it leaves, and nothing keeps the process from ending."""
+def _close_all() -> None:
+    """Close contexts that a program has left open, so that others learn of it and the process can end."""
     for context in list(open_contexts):
-        context.shutdown(graceful=False)
+        context.close(graceful=False)
+
+
+def init_rpc(
+    backend: str = "zenoh",
+    init_method: str | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    timeout: float = 1800.0,
+    **options: Any,
+) -> RpcContext:
+    """Create and initialize an RPC context; see `RpcContext` for the parameters.
+
+    Returns
+    -------
+    RpcContext
+        The context, which `current_rpc_context` returns until it is closed.
+
+    Examples
+    --------
+    >>> context = init_rpc("shm", world_size=1, rank=0)
+    >>> context.name
+    'rank0'
+    >>> context.close()
+    """
+    return RpcContext(backend, init_method, world_size, rank, timeout, **options).initialize()
+
+
+def current_rpc_context() -> RpcContext:
+    """Return the context that was initialized last in this process.
+
+    Raises
+    ------
+    NotInitialized
+        There is none.
+    """
+    if not open_contexts:
+        raise NotInitialized(
+            "there is no RPC context in this process. Call init_rpc() first, or use `with RpcContext():`"
+        )
+    return open_contexts[-1]
+
+
+def rpc_sync(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a registered function of another rank or node through the current context; see `RpcContext.rpc_sync`.
+
+    Examples
+    --------
+    ::
+
+        label = rpc_sync("server", "classify", image)
+    """
+    return current_rpc_context().rpc_sync(dst, name, *args, **kwargs)
+
+
+def rpc_async(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture:
+    """Start a call through the current context and return its future; see `RpcContext.rpc_async`.
+
+    Examples
+    --------
+    ::
+
+        future = rpc_async("server", "classify", image)
+        label = future.wait(timeout=1.0)
+    """
+    return current_rpc_context().rpc_async(dst, name, *args, **kwargs)
+
+
+def remote_object(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
+    """Create an object in another process through the current context; see `RpcContext.remote_object`.
+
+    Examples
+    --------
+    ::
+
+        counter = remote_object("server", "Counter", 5)
+        counter.add(3)
+    """
+    return current_rpc_context().remote_object(dst, name, *args, **kwargs)

@@ -1,31 +1,30 @@
-"""A message before it is sent: a small part, and large arrays that are still where the user has them.
+"""A message before it is sent: a small header part, and large arrays that still lie in the user's memory.
 
-A line that can send from several places sends the `parts` from there; for the others `joined` makes bytes of all.
-Arrays can also be `lent` to a receiver on this host.
+A link that supports scatter/gather sends the `parts` from there; for others `joined` copies everything into one buffer.
+A receiver on the same host can also read the arrays from shared memory (`share`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from neuraxis.comm.loans import Loan
+from neuraxis.comm.backends.shm.zero_copy import SharedBuffer
+from neuraxis.wire.arrays import ALIGNMENT
 
 __all__ = ["ALIGNMENT", "Frame"]
 
-ALIGNMENT = 64  # bytes: where arrays begin in a frame
-
 
 class Frame:
-    """The bytes of a message. `pieces` are (where it lies, memory) of what follows the small part `start`.
+    """The bytes of a message: the small part `start`, and `pieces` (offset, memory) that follow it.
 
-    `loan` is where they are instead, if they were lent.
+    `shared` is the shared memory that holds the arrays instead, if there is one.
     """
 
-    __slots__ = ("loan", "pieces", "size", "start")
+    __slots__ = ("pieces", "shared", "size", "start")
 
     def __init__(self, start: bytes, arrays: list[Any] | None = None) -> None:
         self.start = start
-        self.loan: Loan | None = None
+        self.shared: SharedBuffer | None = None
         self.pieces: list[tuple[int, Any]] = []
         self.size = len(start)
         for array in arrays or ():
@@ -37,13 +36,13 @@ class Frame:
         return self.size
 
     def copy_to(self, memory: bytearray) -> None:
-        """Write all of it to memory of its size. What lies between the parts is left as it is."""
+        """Copy the frame to memory of its size. Padding between the parts is not written."""
         memory[: len(self.start)] = self.start
         for offset, piece in self.pieces:
             memory[offset : offset + len(piece)] = piece
 
     def parts(self) -> list[Any]:
-        """All of it, from where it lies: memory that follows one another, none of it empty."""
+        """Return the frame as consecutive buffers without a copy, none of them empty."""
         parts: list[Any] = [self.start]
         end = len(self.start)
         for offset, piece in self.pieces:
@@ -55,11 +54,11 @@ class Frame:
         return parts
 
     def joined(self) -> bytes:
-        """All of it, in one part from now on. What the user does with the arrays later does not change it."""
+        """Copy the frame into one buffer and return it. Later changes of the user's arrays do not affect it."""
         if self.pieces:
             self.start, self.pieces = b"".join(self.parts()), []
         return self.start
 
-    def lent(self, loan: Loan) -> None:
-        """The arrays were copied to where the receiver reads them, and only the small part is sent."""
-        self.loan, self.pieces, self.size = loan, [], len(self.start)
+    def share(self, buffer: SharedBuffer) -> None:
+        """Replace the arrays by shared memory from which the receiver reads them; only the small part is sent."""
+        self.shared, self.pieces, self.size = buffer, [], len(self.start)

@@ -1,4 +1,4 @@
-"""A call under way, as `rpc_async` returns it."""
+"""The future of an asynchronous remote call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ _log = logging.getLogger("neuraxis.rpc")
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
-    """The result that a call will have: a `concurrent.futures.Future` that can also be awaited in asyncio.
+    """The future of a call, as returned by `rpc_async`: a `concurrent.futures.Future` that can also be awaited.
 
-    `wait(timeout)` gives the result or raises; `done()`, `cancel()`, `add_done_callback(f)`, `result()`, `exception()`
-    and `concurrent.futures.wait` are those of the library. Callbacks run in threads that do nothing else, those of one
-    future in their order.
+    `wait(timeout)` returns the result or raises; `done()`, `cancel()`, `add_done_callback(f)`, `result()`,
+    `exception()` and `concurrent.futures.wait` work as in the standard library. Callbacks run in separate threads,
+    those of one future in their order.
+
+    Examples
+    --------
+    ::
+
+        future = rpc_async("server", "classify", image)
+        label = future.wait(timeout=1.0)       # in a thread
+        label = await future                   # in a coroutine
     """
 
     def __init__(
@@ -29,53 +37,55 @@ class RpcFuture(concurrent.futures.Future[Any]):
         callee: str,
         what: str,
         on_cancel: Callable[[], None],
-        giving_place: Callable[[], Any],
+        releasing_slot: Callable[[], Any],
         run: Callable[[Callable[[], None]], bool],
     ) -> None:
         super().__init__()
         self.callee = callee
         self._what = what
         self._on_cancel = on_cancel
-        self._giving_place = giving_place
+        self._releasing_slot = releasing_slot
         self._run = run
         self._first_cancel = threading.Lock()
         self._callbacks: list[Callable[[Any], object]] = []
-        self.sent: Any = None  # what was sent, kept until it is over: whoever is to hold a handle of it may not yet
+        self.sent: Any = None  # the arguments, kept alive until the callee has its references
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The result. What the function raised, or why there is no result, is raised here.
+        """Return the result; raise the exception of the function, or the reason why there is no result.
 
-        After `timeout` seconds it raises CallTimeout, and the call goes on until its own deadline.
+        After `timeout` seconds it raises CallTimeout, while the call continues until its own deadline.
         """
         try:
             return self.result(timeout)
         except concurrent.futures.CancelledError as error:
             if isinstance(error, CallCancelled):
                 raise
-            raise CallCancelled(f"{self._what} was cancelled; it may have begun before", self.callee) from None
+            raise CallCancelled(f"{self._what} was cancelled; it may have started before", self.callee) from None
         except TimeoutError:
-            if self.done():  # it is what the call ended with
+            if self.done():  # the call itself ended with this error
                 raise
-            raise CallTimeout(f"{self._what} was not done within {timeout:g} s; it goes on", self.callee) from None
+            raise CallTimeout(f"{self._what} has not ended within {timeout:g} s; it continues", self.callee) from None
         finally:
-            del self  # what is raised has this frame in its traceback, and would refer to itself by the future
+            del self  # breaks the reference cycle through this frame in the error's traceback
 
     def result(self, timeout: float | None = None) -> Any:
+        """Return the result, as futures of the standard library do; `wait` raises the errors of neuraxis."""
         try:
             if self.done():
                 return super().result(0)
-            with self._giving_place():
+            with self._releasing_slot():
                 return super().result(timeout)
         finally:
             del self  # as in `wait`
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        with self._giving_place():
+        """Return the exception of the call, or None; after `timeout` seconds without a result, raise TimeoutError."""
+        with self._releasing_slot():
             return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Have `fn` called with this future when it is done; at once if it is."""
-        with self._condition:  # which is taken to end it, too
+        """Call `fn` with this future when it is done; immediately if it is."""
+        with self._condition:  # ending the future takes this lock as well
             if not self.done():
                 if not self._callbacks:
                     super().add_done_callback(self._hand_over)
@@ -84,36 +94,36 @@ class RpcFuture(concurrent.futures.Future[Any]):
         super().add_done_callback(fn)
 
     def _hand_over(self, _: Any) -> None:
-        """Whoever ends a call reads replies or looks at deadlines: what a program does then is not to hold that up."""
+        """Run the callbacks in another thread: the present one receives replies or checks deadlines."""
         try:
             handed_over = self._run(self._call_back)
-        except RuntimeError:  # the process cannot have more threads
+        except RuntimeError:  # no more threads can be started
             handed_over = False
         if not handed_over:
-            self._call_back()  # as a rule the context is shut down: there is nothing to hold up
+            self._call_back()  # usually the context is shut down, and nothing is delayed
 
     def _call_back(self) -> None:
         for callback in self._callbacks:
             try:
                 callback(self)
             except Exception:
-                _log.exception("rpc: a callback of %s failed", self._what)
+                _log.exception("rpc: a callback of %s raised", self._what)
         self._callbacks.clear()
 
     def cancel(self) -> bool:
-        """Do not wait for it any longer; False if it was done.
+        """Cancel the call; return False if it was done.
 
-        Where it has not begun, the callee is told not to begin; where it has, it goes on and its result is dropped.
+        If it has not started, the callee does not start it; otherwise it continues, and its result is dropped.
         """
         if not super().cancel():
             return False
         if self._first_cancel.acquire(blocking=False):
-            self.set_running_or_notify_cancel()  # which also tells those that wait for several futures
+            self.set_running_or_notify_cancel()  # notifies `concurrent.futures.wait` as well
             self._on_cancel()
         return True
 
-    def finish(self, result: Any, error: BaseException | None) -> None:
-        """The call is over; nothing happens where it was cancelled before."""
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        """End the call, unless it was cancelled before."""
         try:
             if error is None:
                 self.set_result(result)
@@ -123,5 +133,5 @@ class RpcFuture(concurrent.futures.Future[Any]):
             pass
 
     def __await__(self) -> Generator[Any, None, Any]:
-        with self._giving_place():
+        with self._releasing_slot():
             return (yield from asyncio.wrap_future(self).__await__())

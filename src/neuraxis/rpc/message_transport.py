@@ -1,255 +1,370 @@
-"""Calls as messages over a line: a request to the callee's inbox, a reply to the lane in which it is waited for.
+"""Calls as messages over a link: a request goes to the callee's inbox, the reply to the caller's reply channel.
 
-Threads that serve take turns at the inbox: the one that got a call runs it, and another reads meanwhile only if that
-takes long (`mesh.turns`). There is one thread more than there are places in the pool, so somebody always reads; what
-has no place waits in a queue, and is refused when that is full.
+The serving threads follow the leader/followers pattern (`neuraxis.threads.LeaderFollower`): the thread that received a
+call runs it, and another reads meanwhile only if that takes long. There is one thread more than there are slots in the
+pool, and only a thread with a slot may block, so one can always read. Calls without a slot are queued, and refused when
+the queue is full. So the bytes that wait here are bounded, although Zenoh bounds its channel in messages.
+
+A call waits in `neuraxis.request_reply`. An asynchronous one has no reply channel: its reply arrives in the inbox.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
-from neuraxis.comm.objects import Unreadable
-from neuraxis.errors import CallCancelled, NeuraxisError
-from neuraxis.mesh.turns import Turns
+from neuraxis.errors import CallCancelled, CallTimeout, NeuraxisError
+from neuraxis.mesh.limits import Refusals
+from neuraxis.request_reply import Exchange, PendingRequests, wait_for_completion, wait_for_reply
 from neuraxis.rpc.frames import Frame
-from neuraxis.rpc.line import INBOX, Lane, Line
 from neuraxis.rpc.messages import Head, Kind, read_head
-from neuraxis.rpc.once import Standing
-from neuraxis.rpc.pending import GivenUp, Pending, too_slow, wait_for_reply
 from neuraxis.rpc.pool import Pool
-from neuraxis.rpc.server import Server
-from neuraxis.rpc.threads import Threads
-from neuraxis.rpc.transport import Done, Party, Reply, Request
+from neuraxis.rpc.server import RequestState, Server
+from neuraxis.rpc.transport import INBOX, Done, Endpoint, Link, Reply, ReplyChannel, Request
+from neuraxis.threads import LeaderFollower, Threads
+from neuraxis.wire.objects import Unreadable
 
-__all__ = ["MessageTransport"]
+__all__ = ["CallQueue", "MessageTransport", "call_and_wait", "pending_calls", "too_slow"]
 
 _log = logging.getLogger("neuraxis.rpc")
-_MOST_WAITING = 1000  # calls that have no place yet
-_REPLY_S = 30.0  # for sending a reply
-_CONTROL_S = 10.0  # for sending what is told to one that may be stopped
-_CLOSE_S = 0.5  # for threads; functions that run have been waited for
+_CLOSE_S = 0.5  # for threads; running functions have been waited for
+_MAX_QUEUED = 1000  # calls without a slot,
+_MAX_QUEUED_BYTES = 512 * 2**20  # and their bytes: eight of the largest calls that a mesh carries
+_MAX_UNSENT = 1000  # replies that wait for a thread which may block
+_PAUSE_S = 0.05  # before receiving again from a link that raised
+_REPLY_S = 30.0  # timeout for sending a reply
+_CONTROL_S = 10.0  # timeout for sending a control message to a process that may be stopped
+
+Queued = TypeVar("Queued")
+
+
+class _Call(Exchange[Reply]):
+    """A call over a link; without a reply channel, its reply arrives in the inbox."""
+
+    def __init__(self, transport: MessageTransport, request: Request, channel: ReplyChannel | None) -> None:
+        self.frame = request.write(INBOX if channel is None else channel.number)
+        self._transport = transport
+        self._link = transport._link
+        self._channel = channel
+        self._to = request.to
+        self._number = request.number
+        self._timeout = request.timeout
+        self._epoch = self._link.epoch(self._to)  # pending calls may be checked before they are sent
+
+    def send(self, timeout: float) -> None:
+        epoch = self._link.epoch(self._to)
+        self._link.send(self._to, INBOX, self.frame, timeout)
+        self._epoch = epoch
+
+    def receive(self, timeout: float) -> Reply | None:
+        assert self._channel is not None
+        reply = self._channel.receive(self._to, timeout)
+        if reply is None:
+            return None
+        head = self._transport._reply_head(reply, self._number, self._to)
+        return None if head is None else (head, reply)
+
+    def must_resend(self) -> bool:
+        if self._transport._closed:
+            raise _cancelled((self._to, self._number))
+        return self._link.must_resend(self._to, self._epoch)
+
+    def too_late(self) -> Exception:
+        return _cancelled((self._to, self._number)) if self._transport._closed else too_slow(self._to, self._timeout)
+
+
+def too_slow(to: Endpoint, timeout: float) -> CallTimeout:
+    """Return the error of a call that has reached its deadline."""
+    return CallTimeout(f"{to.name!r} has not replied within {timeout:g} s", to.name)
+
+
+def call_and_wait(start: Callable[[Request, Done], None], request: Request) -> Reply:
+    """Start a call and wait for the reply, which another thread receives."""
+
+    def begin(done: Done) -> None:
+        start(request, done)
+
+    return wait_for_completion(begin, request.timeout, lambda: too_slow(request.to, request.timeout))
+
+
+def pending_calls() -> PendingRequests[tuple[Endpoint, int], Reply]:
+    """Return an empty table of asynchronous calls by callee and number, so that only the callee can answer one."""
+    return PendingRequests(_cancelled)
+
+
+def _cancelled(key: tuple[Endpoint, int]) -> CallCancelled:
+    return CallCancelled("this context was closed during the call", key[0].name)
+
+
+class CallQueue(Generic[Queued]):
+    """Calls that wait for a slot in the pool, bounded in number and in bytes."""
+
+    def __init__(self) -> None:
+        self.calls: deque[tuple[Queued, int]] = deque()
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, call: Queued, nbytes: int) -> str:
+        """Append a call; return "", or the reason why there is no room for it."""
+        with self._lock:
+            if len(self.calls) >= _MAX_QUEUED:
+                return f"{_MAX_QUEUED:,} calls are queued"
+            if self._nbytes + nbytes > _MAX_QUEUED_BYTES and self.calls:
+                return f"{self._nbytes:,} bytes of calls are queued, and {_MAX_QUEUED_BYTES:,} is the limit"
+            self._nbytes += nbytes
+            self.calls.append((call, nbytes))
+        return ""
+
+    def pop(self) -> Queued | None:
+        """Return the oldest call; None if there is none."""
+        with self._lock:
+            if not self.calls:
+                return None
+            call, nbytes = self.calls.popleft()
+            self._nbytes -= nbytes
+            return call
+
+
+def _nbytes(frame: Any) -> int:
+    """Return the size of a received frame in bytes, with its arrays in shared memory."""
+    pieces = frame.pieces if isinstance(frame, Frame) else ()
+    return len(frame) + sum(getattr(piece, "nbytes", 0) for _, piece in pieces)
 
 
 class MessageTransport:
-    """A transport over a line."""
+    """A transport over a link."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self.me = line.me
-        self.largest = line.largest
-        self._lanes: list[Lane] = []  # that nobody uses now
-        self._given_up = GivenUp()
-        self._pending = Pending(line, self._given_up)
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.me = link.me
+        self.largest = link.largest
+        self._idle_channels: list[ReplyChannel] = []
+        self._pending = pending_calls()
         self._threads = Threads("neuraxis rpc")
-        self._turns = Turns(line.quick_s)
-        self._waiting: deque[tuple[Any, Head]] = deque()
+        self._leadership = LeaderFollower(link.quick_s)
+        self._queue: CallQueue[tuple[Any, Head]] = CallQueue()
+        self._unsent: deque[tuple[Head, Frame]] = deque()  # replies of the last thread that can read the inbox
+        self._unsent_lock = threading.Lock()
+        self._sending_unsent = False
         self._refuses = False
         self._closed = False
+        self._refusals = Refusals(_log, f"calls to {self.me.name!r}")
 
-    # --- to answer --------------------------------------------------------------------------------------------
+    # --- serving ----------------------------------------------------------------------------------------------
 
     def serve(self, server: Server, pool: Pool, threads: int) -> None:
         self._server = server
         self._pool = pool
         for _ in range(threads + 1):
             self._threads.run(self._read)
-        self._line.open()
+        self._link.open()
 
-    def place_given_back(self, more: bool) -> None:
+    def slot_released(self, more: bool) -> None:
         if more:
-            self._threads.run(self._read)  # in place of the one that waits
-        if self._waiting:
-            self._threads.run(self._run_waiting)
+            self._threads.run(self._read)  # replaces the thread that waits for a call
+        if self._queue.calls:
+            self._threads.run(self._run_queued)
 
     def refuse(self) -> None:
         self._refuses = True
-        while self._waiting:
-            try:
-                frame, head = self._waiting.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            self._refuse(frame, head, "it is shutting down")
+        while (call := self._queue.pop()) is not None:
+            frame, head = call
+            self._send_reply(head, self._server.refuse(head, "it is shutting down", frame))
 
     def _refuse(self, frame: Any, head: Head, why: str) -> None:
-        self._reply(head, self._server.refuse(head, why, frame))
+        self._reply_from_reader(head, self._server.refuse(head, why, frame))
 
     def _read(self) -> None:
-        turns = self._turns
-        turns.take()
+        leadership = self._leadership
+        leadership.lead()
         try:
             while not self._closed:
-                frame = self._line.receive()
+                try:
+                    frame = self._link.receive()
+                except BaseException as error:  # one bad frame must not end this thread
+                    self._refusals.add("a frame that could not be received", repr(error))
+                    time.sleep(_PAUSE_S)
+                    continue
                 if frame is None:
                     break
-                began = turns.begin()
+                began = leadership.begin()
                 try:
-                    self._take(frame, read_head(frame))
+                    self._handle(frame, read_head(frame))
                 except Unreadable as error:
-                    _log.warning("rpc: %s", error)
+                    self._refusals.add("a malformed frame", error)
                 except BaseException:
-                    _log.warning("rpc: an answer could not be given", exc_info=True)
-                turns.end(began)
+                    _log.warning("rpc: a call could not be answered", exc_info=True)
+                leadership.end(began)
         finally:
-            turns.leave()  # however this thread ends, another one listens
+            leadership.resign()  # another thread becomes the leader, also after an exception
 
-    def _take(self, frame: Any, head: Head) -> None:
+    def _handle(self, frame: Any, head: Head) -> None:
         if head.kind == Kind.REPLY:
-            if head.life == self.me.life:  # else it is for a process that had this name before
-                if not self._pending.complete((head, frame)):
+            if head.incarnation == self.me.incarnation:  # otherwise it is for an earlier process of this name
+                if not self._pending.complete((head.sender, head.number), (head, frame)):
                     self._drop(frame, head)
             return
         if head.kind == Kind.BYE:
-            self._line.left(head.sender)
-            self._server.once.forget(head.sender)
+            self._link.peer_left(head.sender)
+            self._server.deduplication.forget(head.sender)
             return
         if head.kind not in (Kind.CALL, Kind.CONTROL):
-            raise Unreadable(f"what came is of kind {head.kind}, which is not known here")
-        standing = self._server.begin(head)
-        if standing is Standing.UNDER_WAY:
-            return  # who asked waits for the answer to its first request: it is the answer to this one, too
-        if isinstance(standing, Frame):
-            self._reply(head, standing)
+            raise Unreadable(f"the message has the unknown kind {head.kind}")
+        state = self._server.begin(head)
+        if state is RequestState.IN_PROGRESS:
+            return  # the reply to the first request is the reply to this repeat as well
+        if isinstance(state, Frame):
+            self._reply_from_reader(head, state)
         elif head.kind == Kind.CONTROL:
-            self._reply(head, self._server.control(frame, head))
+            self._reply_from_reader(head, self._server.control(frame, head))
         elif self._refuses:
             self._refuse(frame, head, "it is shutting down")
         elif self._pool.try_enter():
             self._run(frame, head)
-        elif len(self._waiting) >= _MOST_WAITING:
-            self._refuse(frame, head, f"{_MOST_WAITING:,} calls are waiting")
+        elif full := self._queue.add((frame, head), _nbytes(frame)):
+            self._refusals.add("a call that found no room in the queue", full)
+            self._refuse(frame, head, full)
         else:
-            self._waiting.append((frame, head))
-            self._run_waiting()  # a place may have become free in between
+            self._run_queued()  # a slot may have become free in between
 
     def _run(self, frame: Any, head: Head) -> None:
         self._answer(frame, head)
-        if self._waiting:
-            self._run_waiting()
+        if self._queue.calls:
+            self._run_queued()
 
     def _answer(self, frame: Any, head: Head) -> None:
-        """Run a call that has a place, and reply."""
-        pool = self._pool
+        """Run a call that has a slot, and reply. It has the slot until the reply is sent, which may block."""
         try:
-            try:
-                reply = self._server.answer(frame, head)
-            finally:
-                pool.leave()
-            self._reply(head, reply)
+            self._send_reply(head, self._server.answer(frame, head))
         finally:
-            pool.answered()
+            self._pool.leave()
+            self._pool.answered()
 
-    def _run_waiting(self) -> None:
+    def _run_queued(self) -> None:
         if self._refuses:
             self.refuse()
-        while self._waiting and self._pool.try_enter():
-            try:
-                frame, head = self._waiting.popleft()
-            except IndexError:  # another thread was quicker
+        while self._queue.calls and self._pool.try_enter():
+            call = self._queue.pop()
+            if call is None:  # another thread was faster
                 self._pool.leave()
                 self._pool.answered()
                 return
-            self._answer(frame, head)
+            self._answer(*call)
+            del call  # free its memory before this thread waits
 
-    def _reply(self, head: Head, reply: Frame) -> None:
+    def _send_reply(self, head: Head, reply: Frame) -> None:
         try:
-            self._line.send(head.sender, head.lane, reply, _REPLY_S)
-        except NeuraxisError as error:  # who asked is gone
+            self._link.send(head.sender, head.channel, reply, _REPLY_S)
+        except NeuraxisError as error:  # the caller is gone
             _log.debug("rpc: %s", error)
 
-    # --- to call ----------------------------------------------------------------------------------------------
+    def _reply_from_reader(self, head: Head, reply: Frame) -> None:
+        """Send a reply from a thread that reads the inbox, which must not block if all others may be blocked.
+
+        With a slot it may: then there is another thread that reads. Otherwise one more thread sends the reply.
+        """
+        if self._pool.try_enter():
+            try:
+                self._send_reply(head, reply)
+            finally:
+                self._pool.leave()
+                self._pool.answered()
+            if self._queue.calls:
+                self._run_queued()
+            return
+        if len(self._unsent) >= _MAX_UNSENT:
+            self._refusals.add("a reply beyond those that wait to be sent", f"to {head.sender.name!r}")
+            return
+        with self._unsent_lock:
+            self._unsent.append((head, reply))
+            if self._sending_unsent:
+                return
+            self._sending_unsent = True
+        try:
+            self._threads.run(self._send_unsent)
+        except BaseException:  # no more threads can be started
+            self._sending_unsent = False
+            raise
+
+    def _send_unsent(self) -> None:
+        while True:
+            with self._unsent_lock:
+                if not self._unsent:
+                    self._sending_unsent = False
+                    return
+                head, reply = self._unsent.popleft()
+            try:
+                self._send_reply(head, reply)
+            except BaseException:
+                _log.warning("rpc: a call could not be answered", exc_info=True)
+
+    # --- calling ----------------------------------------------------------------------------------------------
 
     def call(self, request: Request) -> Reply:
-        if not self._line.has_lanes:
-            return wait_for_reply(self.start, request)
+        if not self._link.has_reply_channels:
+            return call_and_wait(self.start, request)
         try:
-            lane = self._lanes.pop()
+            channel = self._idle_channels.pop()
         except IndexError:
-            lane = self._line.lane()
+            channel = self._link.open_reply_channel()
         try:
-            return self._call_in(lane, request)
+            return wait_for_reply(_Call(self, request, channel), request.timeout)
         except BaseException:
-            self._given_up.add(request.number)
+            self._pending.abandon((request.to, request.number))
             raise
         finally:
-            self._lanes.append(lane)
+            self._idle_channels.append(channel)
 
-    def _call_in(self, lane: Lane, request: Request) -> Reply:
-        line, to, number = self._line, request.to, request.number
-        frame = request.write(lane.number)
-        deadline = time.monotonic() + request.timeout
-        left = request.timeout
-        mark = line.mark(to)
-        line.send(to, INBOX, frame, left)
-        while True:
-            came = lane.receive(to, left)
-            if came is not None:
-                head = self._head_of(came, number, to)
-                if head is not None:
-                    return head, came
-                continue
-            left = deadline - time.monotonic()
-            if self._closed:
-                raise CallCancelled("this context was shut down during the call", to.name)
-            if left <= 0:
-                raise too_slow(request)
-            if line.look(to, mark):
-                mark = line.mark(to)
-                line.send(to, INBOX, frame, left)
-
-    def _head_of(self, reply: Any, number: int, to: Party) -> Head | None:
-        """The head, if it is the reply to that call of this process, and not of one that had its name before."""
+    def _reply_head(self, reply: Any, number: int, to: Endpoint) -> Head | None:
+        """Return the head if it is the reply to that call of this incarnation, otherwise None."""
         try:
             head = read_head(reply)
         except Unreadable as error:
-            _log.warning("rpc: %s", error)
+            self._refusals.add("a malformed reply", error)
             return None
-        if head.kind != Kind.REPLY or head.life != self.me.life:
+        if head.kind != Kind.REPLY or head.incarnation != self.me.incarnation:
             return None
         if head.number == number and head.sender == to:
             return head
-        self._drop(reply, head)  # it came too late for who used this lane before
+        self._drop(reply, head)  # too late for the thread that used this channel before
         return None
 
     def _drop(self, reply: Any, head: Head) -> None:
-        """A reply that nobody waits for: the second one to a request that was sent twice, or one that came too late."""
-        if self._given_up.take(head.number):
+        """Drop a reply without a waiting call: the second one to a resent request, or a late one."""
+        if self._pending.take_abandoned((head.sender, head.number)):
             self._server.discard(reply, head)
 
     def start(self, request: Request, done: Done) -> None:
-        frame = request.write(INBOX)
-        self._line.detach(request.to, frame)
-        mark = self._line.mark(request.to)
-        self._pending.add(request, frame, mark, done)
+        call = _Call(self, request, None)
+        key = request.to, request.number
+        self._link.detach(request.to, call.frame)
+        self._pending.add(key, call, request.timeout, done)
         try:
-            limit = min(request.timeout, _CONTROL_S) if request.is_control else request.timeout
-            self._line.send(request.to, INBOX, frame, limit)
+            call.send(min(request.timeout, _CONTROL_S) if request.is_control else request.timeout)
         except NeuraxisError as error:
-            self._pending.fail(request.number, error)
+            self._pending.fail(key, error)
 
-    # --- who is here ------------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------------------
 
-    def find(self, dst: int | str) -> Party:
-        return self._line.find(dst)
+    def find(self, dst: int | str) -> Endpoint:
+        return self._link.find(dst)
 
     def names(self) -> list[str]:
-        return self._line.names()
+        return self._link.names()
 
-    def is_gone(self, party: Party) -> bool:
-        return self._line.is_gone(party)
+    def is_gone(self, endpoint: Endpoint) -> bool:
+        return self._link.is_gone(endpoint)
 
     def wait_for(self, names: Iterable[int | str], timeout: float) -> list[int | str]:
-        return self._line.wait_for(names, timeout)
-
-    # --- to end -----------------------------------------------------------------------------------------------
+        return self._link.wait_for(names, timeout)
 
     def close(self) -> None:
         self._closed = True
         self._pending.close()
-        self._line.stop()
+        self._link.stop()
         self._threads.close(_CLOSE_S)
-        self._line.close()
+        self._link.close()

@@ -1,4 +1,4 @@
-"""What may be called: functions and factories under names. Nothing else can be reached from another process."""
+"""The registry of functions and factories that other processes may call. Nothing else can be called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Entry:
 
 
 class Registry:
-    """Names and what they stand for; what is not found here is looked for in `fallback`."""
+    """Functions and factories by name, with a `fallback` registry for other names."""
 
     def __init__(self, fallback: Registry | None = None) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -30,9 +30,9 @@ class Registry:
         self._lock = threading.Lock()
 
     def add(self, name: str, function: Callable[..., Any], *, factory: bool = False) -> None:
-        """Let others call `function` as `name`. A class or a `factory` makes objects that stay here."""
+        """Register a function as `name`. A class or a `factory` creates objects that stay in this process."""
         if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"name={name!r}: a name that is not empty is expected")
+            raise InvalidArgument(f"name={name!r}: a non-empty name is expected")
         if not callable(function):
             raise InvalidArgument(f"{name}: {function!r} is not a function or a class")
         entry = _Entry(function, factory or inspect.isclass(function))
@@ -40,13 +40,13 @@ class Registry:
             known = self._entries.get(name)
             if known is not None and not _is_same(known, entry):
                 raise InvalidArgument(
-                    f"{name!r} is registered already, for {_place_of(known.function)}, and cannot stand for "
-                    f"{_place_of(function)} as well: take another name"
+                    f"{name!r} is registered already, for {_place_of(known.function)}, and cannot be registered for "
+                    f"{_place_of(function)} as well. Use another name"
                 )
             self._entries[name] = entry
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """The function of a name; None if there is none, or only a factory."""
+        """Return the function of a name; None if there is none, or it is a factory."""
         entry = self._find(name)
         return entry.function if entry is not None and not entry.makes_objects else None
 
@@ -55,7 +55,7 @@ class Registry:
         return entry.function if entry is not None and entry.makes_objects else None
 
     def names(self) -> list[str]:
-        """All names, in order."""
+        """Return all names, sorted."""
         fallback = [] if self._fallback is None else self._fallback.names()
         return sorted({*self._entries, *fallback})
 
@@ -67,14 +67,14 @@ class Registry:
 
 
 def _is_same(one: _Entry, other: _Entry) -> bool:
-    """Whether it is the same one, perhaps loaded anew: a module can be imported twice, as a script and by name."""
+    """Return True for the same function, perhaps loaded twice: a module can be a script and imported by name."""
     known, function = one.function, other.function
     if one.makes_objects != other.makes_objects:
         return False
     if known == function:
         return True
     if getattr(known, "__self__", None) is not None or getattr(function, "__self__", None) is not None:
-        return False  # methods of two objects
+        return False  # methods of different objects
     names = [getattr(one, "__qualname__", "") for one in (known, function)]
     if names[0] != names[1] or not names[0] or "<" in names[0]:
         return False
@@ -86,12 +86,12 @@ def _is_same(one: _Entry, other: _Entry) -> bool:
 def _file_of(function: Callable[..., Any]) -> str:
     try:
         return inspect.getfile(inspect.unwrap(function))
-    except (TypeError, OSError, ValueError):  # of a built-in one, for example
+    except (TypeError, OSError, ValueError):  # a built-in function, for example
         return ""
 
 
 def _place_of(function: Callable[..., Any]) -> str:
-    """What it is and where it is, for who reads an error."""
+    """Return the name and the place of a function, for an error message."""
     name = getattr(function, "__qualname__", None)
     if name is None:
         return repr(function)
@@ -103,7 +103,7 @@ def _place_of(function: Callable[..., Any]) -> str:
 
 
 everywhere = Registry()
-"""What `@remote` has registered: callable in every context of this process."""
+"""The functions that `@remote` has registered: callable in every context of this process."""
 
 
 @overload
@@ -115,9 +115,32 @@ def remote(*, name: str | None = None, factory: bool = False) -> Callable[[_Regi
 
 
 def remote(function: Any = None, *, name: str | None = None, factory: bool = False) -> Any:
-    """Let other processes call this function, or make objects of this class, under its own name or `name`.
+    """Register a function or class, as a decorator, in every RPC context of this process.
 
-    `factory` marks a function whose result stays here, and is held from elsewhere as a `RemoteObject`.
+    Parameters
+    ----------
+    name : str, optional
+        The registered name; by default the function's own.
+    factory : bool
+        The result of the function stays in this process, and callers get a `RemoteObject`. Always so for a class.
+
+    Returns
+    -------
+    callable
+        The function or class, unchanged.
+
+    Raises
+    ------
+    InvalidArgument
+        Another function is registered under that name.
+
+    Examples
+    --------
+    >>> @remote(name="doctest double")
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(21)
+    42
     """
 
     def register(function: Any) -> Any:

@@ -1,25 +1,32 @@
 """The shared-memory backend of neuraxis for `torch.distributed`.
 
-    import neuraxis.torch
+Example::
+
     torch.distributed.init_process_group("shm")
 
-The import registers the backend `shm` for CPU tensors; nothing else happens. From then on plain collectives,
-DistributedDataParallel, FSDP2 and `torch.distributed.checkpoint` run over it unchanged. A rank that dies is a
-`neuraxis.errors.PeerLost` on the others.
+An entry point of the installed package registers the backend `shm` (`BACKEND_NAME`) for CPU tensors when torch is
+imported; importing this package does the same where entry points are switched off. Plain collectives,
+DistributedDataParallel, FSDP2 and `torch.distributed.checkpoint` run over it unchanged. If a rank dies, the others
+raise `neuraxis.errors.PeerLost`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from typing import TYPE_CHECKING
 
-from neuraxis.errors import BackendUnavailable
+from neuraxis.imports import require as _require
 
-if importlib.util.find_spec("torch") is None:
-    raise BackendUnavailable("shm", "torch is not installed", "pip install 'neuraxis[torch]'")
+_require("torch", extra="torch", purpose="neuraxis.torch")
 
-from neuraxis.torch.process_group import ShmProcessGroup
-from neuraxis.torch.registration import BACKEND_NAME, register
+from neuraxis.torch.registration import BACKEND_NAME, register  # noqa: E402  (torch is checked above)
 
 __all__ = ["BACKEND_NAME", "ShmProcessGroup", "register"]
+
+if TYPE_CHECKING:
+    from neuraxis.torch.process_group import ShmProcessGroup
+else:
+    from neuraxis.imports import lazy_names
+
+    __getattr__, __dir__ = lazy_names(__name__, {"neuraxis.torch.process_group": ["ShmProcessGroup"]})
 
 register()

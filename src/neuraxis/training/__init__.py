@@ -1,34 +1,17 @@
-"""Learning together: several ranks train one model, and the result is that of one process.
+"""Distributed training with torch: several ranks train one model, with the result of one process.
 
-`DataParallel` wraps a module; `SyncBatchNorm`, `TopK` and `Half` are parts for it. `shard` deals out a data set,
-`Checkpointer` saves and resumes, `Trainer` is a loop for those who want one. `ParameterServer` with `ServerWorker`
-trains over nodes that come and go; `partition` cuts a model that is too large for one rank. Every name loads when it
-is used, and torch with it.
+- `DataParallel` wraps a module; `SyncBatchNorm`, `TopK` and `Half` go with it.
+- `shard` distributes a data set over the ranks, `Checkpointer` saves and restores, `Trainer` is a complete loop.
+- `ParameterServer` and `ServerWorker` train over nodes that come and go.
+- `partition` splits a model that is too large for one rank into pipeline stages.
+
+Each name is imported, and torch with it, when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
-
-from neuraxis.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from neuraxis.training.capacity import Capacity
-    from neuraxis.training.checkpointer import Checkpointer
-    from neuraxis.training.compression import Half, TopK, Traffic
-    from neuraxis.training.data_parallel import DataParallel
-    from neuraxis.training.metrics import Mean
-    from neuraxis.training.parameter_server import ParameterServer
-    from neuraxis.training.partitioning import partition
-    from neuraxis.training.pipeline import Pipeline
-    from neuraxis.training.rpc_channel import RpcChannel
-    from neuraxis.training.sampler import ShardSampler
-    from neuraxis.training.server_worker import ServerWorker
-    from neuraxis.training.sharding import ShardLoader, shard
-    from neuraxis.training.sync_batch_norm import SyncBatchNorm
-    from neuraxis.training.trainer import EarlyStop, Trainer
+from functools import partial
+from typing import TYPE_CHECKING
 
 __all__ = [
     "Capacity",
@@ -51,31 +34,39 @@ __all__ = [
     "shard",
 ]
 
-_HOMES = {
-    "Capacity": "capacity",
-    "Checkpointer": "checkpointer",
-    "DataParallel": "data_parallel",
-    "EarlyStop": "trainer",
-    "Half": "compression",
-    "Mean": "metrics",
-    "ParameterServer": "parameter_server",
-    "Pipeline": "pipeline",
-    "RpcChannel": "rpc_channel",
-    "ServerWorker": "server_worker",
-    "ShardLoader": "sharding",
-    "ShardSampler": "sampler",
-    "SyncBatchNorm": "sync_batch_norm",
-    "TopK": "compression",
-    "Traffic": "compression",
-    "Trainer": "trainer",
-    "partition": "partitioning",
-    "shard": "sharding",
-}
+if TYPE_CHECKING:
+    from neuraxis.training.checkpoint.checkpointer import Checkpointer
+    from neuraxis.training.data.loader import ShardLoader, shard
+    from neuraxis.training.data.sampler import ShardSampler
+    from neuraxis.training.parallel.compression import Half, TopK, Traffic
+    from neuraxis.training.parallel.data_parallel import DataParallel
+    from neuraxis.training.parallel.sync_batch_norm import SyncBatchNorm
+    from neuraxis.training.pipeline.partitioning import partition
+    from neuraxis.training.pipeline.pipeline import Pipeline
+    from neuraxis.training.pipeline.planning import Capacity
+    from neuraxis.training.server.channel import RpcChannel
+    from neuraxis.training.server.parameter_server import ParameterServer
+    from neuraxis.training.server.worker import ServerWorker
+    from neuraxis.training.trainer import EarlyStop, Mean, Trainer
+else:
+    from neuraxis.imports import lazy_names, require
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if importlib.util.find_spec("torch") is None:
-        raise BackendUnavailable("training", "torch is not installed", "pip install 'neuraxis[torch]'")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "neuraxis.training.checkpoint.checkpointer": ["Checkpointer"],
+            "neuraxis.training.data.loader": ["ShardLoader", "shard"],
+            "neuraxis.training.data.sampler": ["ShardSampler"],
+            "neuraxis.training.parallel.compression": ["Half", "TopK", "Traffic"],
+            "neuraxis.training.parallel.data_parallel": ["DataParallel"],
+            "neuraxis.training.parallel.sync_batch_norm": ["SyncBatchNorm"],
+            "neuraxis.training.pipeline.partitioning": ["partition"],
+            "neuraxis.training.pipeline.pipeline": ["Pipeline"],
+            "neuraxis.training.pipeline.planning": ["Capacity"],
+            "neuraxis.training.server.channel": ["RpcChannel"],
+            "neuraxis.training.server.parameter_server": ["ParameterServer"],
+            "neuraxis.training.server.worker": ["ServerWorker"],
+            "neuraxis.training.trainer": ["EarlyStop", "Mean", "Trainer"],
+        },
+        require=partial(require, "torch", extra="torch", purpose="neuraxis.training"),
+    )

@@ -1,4 +1,4 @@
-"""A network on a device against the CPU's engine: everything that is counted, recorded and kept, with ==."""
+"""A network on a device compared with the CPU's engine: all counts, recordings and states, with ==."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.cuda.device import Device
 from neuraxis.engine.cuda.shard import CudaShard
-from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import place
-from neuraxis.engine.shard import Shard
+from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.engine.state import state_hash
 from neuraxis.network import Network
 
@@ -35,15 +35,15 @@ def assert_same_as_cpu(network: Network, steps: list[int], device: Device) -> Cu
 
 def _run(
     kind: type[Shard], network: Network, steps: list[int], **options: Any
-) -> tuple[Shard, tuple[int, ...], list[Any]]:
+) -> tuple[Shard, tuple[Any, ...], list[Any]]:
     """The shard, and all that it counted and recorded."""
     placement = place(network, 1)
-    made = kind(network, placement, 0, Outboxes.private(network, placement), **options)
+    made = kind(network, placement, 0, SpikeBuffers.private(network, placement), **options)
     taken = []
     for step in steps:
         while made.advance(step, 0, 0):
             taken.append(made.take_recorded())
     taken.append(made.take_recorded())
     recorded = [np.concatenate([one[i] for one in taken]) for i in range(3)]
-    counted = (made.static_synapses, *made.clipped, *made.spike_counts, made.events, made.spike_hash)
+    counted = (made.static_synapses, made.found.tallies.tolist(), *made.spike_counts, made.events, made.spike_hash)
     return made, counted, recorded

@@ -1,4 +1,4 @@
-"""Shards of a network in one process, some of them on a GPU or the twin of one, run by turns."""
+"""Shards of a network in one process, some on a GPU or on its emulation, which run in turns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine import plan
+from neuraxis.engine import tables as plan
+from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.cuda.device import Device
-from neuraxis.engine.cuda.factory import make_shard
-from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import Placement, place
-from neuraxis.engine.shard import Shard
+from neuraxis.engine.shards import make_shard
+from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.engine.state import state_hash
 from neuraxis.network import Network
 from tests.engine.cuda.twin import TwinDevice
@@ -23,7 +23,7 @@ __all__ = ["Together", "run_together"]
 
 @dataclass
 class Together:
-    """What shards come to; all of it is the same for any number of them, wherever they run."""
+    """The results of shards, equal for any number of shards on any devices."""
 
     spikes: NDArray[np.int64]  # (step, id), in order
     counts: list[int]
@@ -31,7 +31,7 @@ class Together:
     states: list[int]
     spike_hash: int
     synapses: int
-    clipped: int
+    tallies: list[list[int]]
     received: list[int] = field(compare=False)
 
     def __eq__(self, other: object) -> bool:
@@ -58,11 +58,11 @@ def run_together(
     `look`: compare states at each stop, which brings everything to the host. `first`: whose turn it is at first.
     """
     placement = placement or place(network, len(kinds))
-    outboxes = Outboxes.private(network, placement)
+    spike_buffers = SpikeBuffers.private(network, placement)
     shards: list[Shard] = []
     for me, kind in enumerate(kinds):
         one = device() if kind == "g" else None
-        shards.append(make_shard(network, placement, me, outboxes, lambda n: None, (), one))
+        shards.append(make_shard(network, placement, me, spike_buffers, lambda n: None, (), one))
     found: list[NDArray[np.int64]] = []
     events, states = [], []
     for stop in stops:
@@ -88,6 +88,6 @@ def run_together(
         states=states,
         spike_hash=sum(shard.spike_hash for shard in shards) % 2**64,
         synapses=sum(shard.static_synapses for shard in shards),
-        clipped=sum(int(shard.clipped[0]) for shard in shards),
-        received=[int(shard.plan[plan.P_RECEIVED]) for shard in shards],
+        tallies=sum(shard.found.tallies for shard in shards).tolist(),
+        received=[int(shard.control["received"]) for shard in shards],
     )

@@ -23,13 +23,13 @@ from neuraxis.errors import KernelFailed
 
 
 class CudaFailure(Exception):
-    """As CuPy's errors of CUDA."""
+    """Like CuPy's errors of CUDA."""
 
     status = 700
 
 
 class OutOfMemory(MemoryError):
-    """As CuPy's."""
+    """Like CuPy's error."""
 
 
 class Stream:
@@ -77,7 +77,7 @@ class StandIn:
         self.lost = False
         self.calls: list[str] = []
         self.room = 2  # blocks of a multiprocessor
-        self.plan = np.zeros(4, np.int64)
+        self.layout = np.zeros(4, np.int64)
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaFailure,
             getDeviceProperties=lambda number: {"name": b"stand-in"},
@@ -140,7 +140,7 @@ class StandIn:
 
         def get_global(name: str) -> Any:
             self.called("get")
-            return SimpleNamespace(ptr=self.plan.ctypes.data)
+            return SimpleNamespace(ptr=self.layout.ctypes.data)
 
         return SimpleNamespace(
             module=SimpleNamespace(), compile=lambda: self.called("load"), get_function=get, get_global=get_global
@@ -160,7 +160,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return cupy
 
 
-def test_what_is_put_there_comes_back(cupy: StandIn) -> None:
+def test_arrays_round_trip_through_the_device(cupy: StandIn) -> None:
     device = CupyDevice()
     numbers = np.random.default_rng(1).integers(0, 2**63, 200_000).astype(np.uint64)
     memory = device.put(numbers)
@@ -182,8 +182,8 @@ def test_what_is_put_there_comes_back(cupy: StandIn) -> None:
 def test_kernels_get_their_plan_and_are_launched_where_there_is_room(cupy: StandIn) -> None:
     device = CupyDevice()
     program = device.compile("", resident=True)
-    program.set_plan(np.arange(4))
-    assert cupy.plan.tolist() == [0, 1, 2, 3]
+    program.set_layout(np.arange(4))
+    assert cupy.layout.tolist() == [0, 1, 2, 3]
     for grid in (1, 6):
         program.launch("steps", grid, 256, 0, [1, 2**63 + 1])
     assert cupy.calls.count("launch") == 2
@@ -216,13 +216,13 @@ OPERATIONS: dict[str, Callable[[CupyDevice, Memory, Any, Any], object]] = {
     "wait": lambda device, memory, room, program: room.wait(),
     "launch": lambda device, memory, room, program: program.launch("steps", 1, 32, 0, []),
     "first launch": lambda device, memory, room, program: program.launch("others", 1, 32, 0, []),
-    "plan": lambda device, memory, room, program: program.set_plan(np.arange(4)),
+    "layout": lambda device, memory, room, program: program.set_layout(np.arange(4)),
     "compile": lambda device, memory, room, program: device.compile("", resident=True),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_lost_device_is_told_by_whatever_is_done_next(cupy: StandIn, name: str) -> None:
+def test_the_next_call_after_a_device_loss_raises(cupy: StandIn, name: str) -> None:
     device = CupyDevice()
     memory, room, program = device.zeros(8), device.outbound(8), device.compile("", resident=True)
     program.launch("steps", 1, 32, 0, [])
@@ -234,7 +234,7 @@ def test_a_lost_device_is_told_by_whatever_is_done_next(cupy: StandIn, name: str
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_closing_gives_back_all_or_touches_nothing_of_a_lost_device(cupy: StandIn, lost: bool) -> None:
+def test_closing_frees_everything_unless_the_device_is_lost(cupy: StandIn, lost: bool) -> None:
     device = CupyDevice()
     memory, stream = device.zeros(8), device._stream
     array, before = memory.array, sys.getrefcount(memory.array)
@@ -243,7 +243,7 @@ def test_closing_gives_back_all_or_touches_nothing_of_a_lost_device(cupy: StandI
     device.close()
     assert memory.array is None
     assert ("free" in cupy.calls) != lost
-    # Whoever held it has let it go; of a lost device, one holds it for ever.
+    # Its holder has released it; memory of a lost device is held for ever.
     assert sys.getrefcount(array) == before - 1 + lost
     assert device._stream is None
     assert sys.getrefcount(stream) == 2 + lost

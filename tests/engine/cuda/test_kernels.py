@@ -1,4 +1,4 @@
-"""The GPU's kernels on their twin: the same spikes, states, weights and counts as the CPU's engine, to the bit."""
+"""The GPU's kernels on their CPU emulation: the same spikes, states, weights and counts as the CPU's engine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from neuraxis.engine.cuda import grid, shard
-from neuraxis.engine.cuda.factory import make_shard
-from neuraxis.engine.cuda.program import foresees
+from neuraxis.engine.cuda.program import has_lookahead
 from neuraxis.engine.cuda.shard import CudaShard
-from neuraxis.engine.outboxes import Outboxes
 from neuraxis.engine.placement import place
+from neuraxis.engine.shards import make_shard
+from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.engine.state import export_state, install_state, state_hash
 from neuraxis.errors import InvalidArgument
-from neuraxis.execution.checkpoint import SavedState, write_shard
 from neuraxis.network import (
     STDP,
     FixedInDegree,
@@ -28,9 +27,10 @@ from neuraxis.network import (
     neuron_model,
 )
 from neuraxis.network.models import lif_exp, lif_exp_two, poisson_source
+from neuraxis.simulation.checkpoint import SavedState, write_shard
 from tests.engine.cuda.comparing import assert_same_as_cpu
 from tests.engine.cuda.twin import TwinDevice, compiler
-from tests.execution import networks
+from tests.simulation import networks
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the twin of a GPU is compiled with g++")
 
@@ -59,12 +59,12 @@ def layered(shortest: float = 0.1) -> Network:
 
 def test_spikes_that_are_known_one_step_ahead() -> None:
     made = assert_same(layered(), [1, 7, 100, 200])
-    assert made.grid.shape.foresight
+    assert made.grid.shape.lookahead
     assert made.grid.shape.ring_in_shared
-    assert made.grid.shape.at_once
+    assert made.grid.shape.prefetched
 
 
-def test_every_model_rule_and_input_with_what_is_felt_at_once() -> None:
+def test_every_model_rule_and_input_with_immediate_effects() -> None:
     made = assert_same(networks.mixed_models(1), [1, 5, 120], shared_bytes=ROOM)
     assert made.grid.shape.urgent
     assert made.grid.shape.wide
@@ -82,8 +82,8 @@ def test_the_host_has_no_plastic_synapse_before_somebody_asks_for_it(tmp_path: P
     network = networks.reward_and_fatigue(1)
     placement, shards, files = place(network, 1), [], []
     for device in (TwinDevice(shared_bytes=ROOM), None):
-        outboxes = Outboxes.private(network, placement)
-        made = make_shard(network, placement, 0, outboxes, lambda n: None, (), device)
+        spike_buffers = SpikeBuffers.private(network, placement)
+        made = make_shard(network, placement, 0, spike_buffers, lambda n: None, (), device)
         made.advance(3, 0, 0)
         made.set_level(0, 0.5)
         made.advance(40, 0, 0)
@@ -101,7 +101,7 @@ def test_the_host_has_no_plastic_synapse_before_somebody_asks_for_it(tmp_path: P
         here, there = cpu.list_synapses(projection), gpu.list_synapses(projection)
         assert {name: array.tolist() for name, array in there.items()} == {k: v.tolist() for k, v in here.items()}
     assert {table.projection.index for table in gpu.plastic_held if len(table.weights)} == {0, 3}
-    # Each goes on from the other's state.
+    # Each continues from the other's state.
     for made in shards:
         made.advance(90, 0, 0)
         folder = tmp_path / str(len(files))
@@ -122,12 +122,12 @@ def test_rhythms_and_more_spikes_than_lists_hold(monkeypatch: pytest.MonkeyPatch
     assert int(made.spike_counts.sum()) > 10_000
 
 
-def test_more_spikes_than_lists_hold_whose_delay_is_a_whole_round_of_the_ring() -> None:
+def test_more_spikes_than_the_lists_hold_with_the_longest_delay() -> None:
     network = Network(dt_ms=0.1, seed=5)
     cells = network.population("cells", 1500, lif_exp, v_mv=-49.0)  # all of them spike at once
     network.connect(cells, cells, FixedInDegree(3), weight=30.0, delay_ms=Uniform(0.1, 1.6))
     made = assert_same(network, [1, 5, 30])
-    assert made.grid.shape.foresight
+    assert made.grid.shape.lookahead
     assert made.grid.slots == made.longest_delay == 16
 
 
@@ -140,7 +140,7 @@ def counting(v, input):
 
 
 def test_spikes_that_depend_on_how_often_a_loop_runs() -> None:
-    assert not foresees(counting, 0.1)
+    assert not has_lookahead(counting, 0.1)
     network = Network(dt_ms=0.1, seed=1)
     noise = network.population("noise", 50, poisson_source(rate_hz=500.0))
     cells = network.population("cells", 50, counting)
@@ -149,7 +149,7 @@ def test_spikes_that_depend_on_how_often_a_loop_runs() -> None:
     assert made.spike_counts[1] > 0
 
 
-def test_more_models_than_kernels_can_tell_apart() -> None:
+def test_more_models_than_the_kernels_support() -> None:
     network = Network()
     for number in range(130):
         other = replace(counting, source=counting.source.replace("3.0", f"{number}.5"))
@@ -157,7 +157,7 @@ def test_more_models_than_kernels_can_tell_apart() -> None:
     placement = place(network, 1)
     with pytest.raises(InvalidArgument, match=r"130 different models .* can have 128"):
         make_shard(
-            network, placement, 0, Outboxes.private(network, placement), lambda n: None, (),
+            network, placement, 0, SpikeBuffers.private(network, placement), lambda n: None, (),
             TwinDevice(shared_bytes=ROOM),
         )  # fmt: skip
 
@@ -174,20 +174,17 @@ def test_states_and_rings_in_the_memory_of_the_card(monkeypatch: pytest.MonkeyPa
     assert not made.grid.shape.ring_in_shared
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["driven", "tiny_populations", "inputs_alone", "one_long_delay", "mixed_models"])
 def test_all_networks_for_longer(name: str) -> None:
     assert_same(getattr(networks, name)(1), [1, 5, 150, 400], shared_bytes=ROOM)
 
 
-@pytest.mark.slow
 def test_several_neurons_of_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "MOST_THREADS", 64)
     made = assert_same(networks.driven(1), [1, 250], shared_bytes=ROOM, multiprocessors=4)
-    assert made.grid.shape.each == 2
+    assert made.grid.shape.neurons_per_thread == 2
 
 
-@pytest.mark.slow
 def test_histories_of_target_spikes_that_must_grow() -> None:
     """Neurons that spike in nearly every step, with plastic inputs that are felt much later."""
     network = Network(dt_ms=0.1, seed=2)

@@ -1,4 +1,4 @@
-"""Plastic synapses drawn by the GPU's kernels: the very arrays that the CPU's engine has, cut by block."""
+"""Plastic synapses drawn by the GPU's kernels: the arrays of the CPU's engine, split by block."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, describe_plastic_table
+from neuraxis.engine.cpu.static_tables import BuildTally
 from neuraxis.engine.cuda.device import Memory, Program
 from neuraxis.engine.cuda.grid import Grid, first_places, lay_out
-from neuraxis.engine.cuda.plastic import PlasticTables, build_plastic_tables
-from neuraxis.engine.cuda.plastic_synapses import draw_plastic
+from neuraxis.engine.cuda.plastic import PlasticTables, build_plastic_tables, draw_plastic
 from neuraxis.engine.cuda.program import build_source
 from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.plastic_tables import PlasticTable, build_plastic_table, describe_plastic_table
 from neuraxis.network import (
     STDP,
     AllToAll,
@@ -122,9 +122,9 @@ def twin(request: pytest.FixtureRequest) -> tuple[TwinDevice, Program]:
 
 
 def build(
-    network: Network, parts: list[NeuronPart], blocks: int, twin: tuple[TwinDevice, Program], clipped: Any
+    network: Network, parts: list[NeuronPart], blocks: int, twin: tuple[TwinDevice, Program], found: BuildTally
 ) -> PlasticTables:
-    made = build_plastic_tables(network, parts, grid_of(network, parts, blocks), *twin, {}, lambda n: None, clipped)
+    made = build_plastic_tables(network, parts, grid_of(network, parts, blocks), *twin, {}, lambda n: None, found)
     made.to_device()
     return made
 
@@ -132,11 +132,11 @@ def build(
 def assert_cut_by_block(
     network: Network, table: PlasticTable, parts: list[NeuronPart], blocks: int, twin: tuple[TwinDevice, Program]
 ) -> None:
-    """What the kernels walk through is the CPU's table, sorted by block and otherwise in its order."""
+    """Check that the kernels' table is the CPU's table, stably sorted by block."""
     device, program = twin
     empty = describe_plastic_table(network, table.projection, table.accumulators)
     grid = grid_of(network, parts, blocks)
-    made = draw_plastic(network, empty, parts, grid, device, program, np.zeros(2, np.int64))
+    made = draw_plastic(network, empty, parts, grid, device, program, BuildTally(network))
     place = first_places(parts)[table.projection.post.index] + table.targets.astype(np.int64)
     order = np.argsort(place % blocks, kind="stable")
     segment = np.repeat(np.arange(table.segments), np.diff(table.index[:-1].astype(np.int64)))
@@ -159,10 +159,10 @@ def test_the_arrays_are_the_cpus(rule: str, twin: tuple[TwinDevice, Program]) ->
     for learning, (blocks, first) in zip(LEARNING, [(1, 0), (3, 0), (7, 0), (4, 17), (2, 0)], strict=True):
         network = described(rule, learning)
         parts = parts_of(network, 0 if rule == "to itself" else first)  # sources must be whole
-        clipped, clipped_there = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        cpu = build_plastic_table(network, network.projections[0], parts[-1].accumulators, clipped)
+        found, found_there = BuildTally(network), BuildTally(network)
+        cpu = build_plastic_table(network, network.projections[0], parts[-1].accumulators, found)
         assert_cut_by_block(network, cpu, parts, blocks, twin)
-        made = build(network, parts, blocks, twin, clipped_there)
+        made = build(network, parts, blocks, twin, found_there)
         table = made.tables[0].table
         assert table.synapses == cpu.synapses
         assert made.hash_weights(table) == cpu.hash_weights()
@@ -170,16 +170,16 @@ def test_the_arrays_are_the_cpus(rule: str, twin: tuple[TwinDevice, Program]) ->
         made.to_host()
         for name in ("index", "targets", "weights", "eligibilities", "last", "applied", "trace", "resource"):
             np.testing.assert_array_equal(getattr(table, name), getattr(cpu, name), err_msg=f"{name} {learning}")
-        assert clipped_there.tolist() == clipped.tolist()
+        assert found_there.tallies.tolist() == found.tallies.tolist()
 
 
 @pytest.mark.parametrize("learning", LEARNING)
-def test_what_a_rule_remembers_goes_there_and_back(learning: str, twin: tuple[TwinDevice, Program]) -> None:
+def test_the_state_of_a_rule_round_trips(learning: str, twin: tuple[TwinDevice, Program]) -> None:
     network = described("in-degree", learning)
     parts = parts_of(network)
-    made = build(network, parts, 3, twin, np.zeros(2, np.int64))
+    made = build(network, parts, 3, twin, BuildTally(network))
     table = made.tables[0].table
-    cpu = build_plastic_table(network, network.projections[0], parts[-1].accumulators, np.zeros(2, np.int64))
+    cpu = build_plastic_table(network, network.projections[0], parts[-1].accumulators, BuildTally(network))
     made.take_over()
     assert (table.kind, table.trace.tolist()) == (cpu.kind, cpu.trace.tolist())
     names = ["last", "applied", "trace", "resource", "weights", *(["eligibilities"] if learning == "reward" else [])]
@@ -190,7 +190,7 @@ def test_what_a_rule_remembers_goes_there_and_back(learning: str, twin: tuple[Tw
         array[...] = draw.integers(0, 1000, array.shape)
         given[name] = array.copy()
     made.to_device()
-    made.ran()
+    made.mark_changed()
     for name in names:
         getattr(table, name)[...] = 0
     made.to_host()
@@ -205,6 +205,6 @@ def test_building_takes_little_more_memory_than_the_synapses() -> None:
     parts = parts_of(network)
     grid = grid_of(network, parts, 3)
     program = device.compile(build_source(grid.shape), resident=False)
-    made = build_plastic_tables(network, parts, grid, device, program, {}, lambda n: None, np.zeros(2, np.int64))
+    made = build_plastic_tables(network, parts, grid, device, program, {}, lambda n: None, BuildTally(network))
     assert made.nbytes > 8 * 60 * 2000
     assert device.peak < 1.3 * made.nbytes

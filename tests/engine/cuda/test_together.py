@@ -1,4 +1,4 @@
-"""Shards on GPUs beside others, on GPUs and CPUs: the same spikes, states and counts as of one on the CPU."""
+"""Shards on GPUs next to shards on GPUs and CPUs: the same spikes, states and counts as one shard on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from neuraxis.network import STDP, AllToAll, FixedInDegree, Network, Normal, Uni
 from neuraxis.network.models import lif_exp, poisson_source
 from tests.engine.cuda.shards import run_together
 from tests.engine.cuda.twin import compiler
-from tests.execution import networks
+from tests.simulation import networks
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the twin of a GPU needs g++")
 
@@ -52,7 +52,7 @@ def test_the_same_as_one_on_the_cpu(alone: dict[str, object], delay: str, kinds:
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-def test_the_same_if_nobody_looks_on_the_way(delay: str) -> None:
+def test_the_same_result_without_intermediate_reads(delay: str) -> None:
     network = spiking(DELAYS[delay])
     expected = run_together(network, "c", STOPS, look=False)
     assert run_together(network, "ggc", STOPS, look=False) == expected
@@ -68,7 +68,7 @@ def apart(network: Network) -> Placement:
     return tuple((Slice(one.index, 0, one.n),) for one in network.populations)
 
 
-def test_what_comes_from_elsewhere_in_the_next_step() -> None:
+def test_remote_spikes_that_arrive_in_the_next_step() -> None:
     network = spiking(DELAYS["next step"])
     assert run_together(network, "cg", STOPS, apart(network)) == run_together(network, "c", STOPS)
 
@@ -100,12 +100,12 @@ def test_a_level_that_spikes_of_another_shard_release(connected: bool) -> None:
     ("name", "kinds"),
     [
         ("every_neuron_learns", "gc"),
-        pytest.param("every_neuron_learns", "gg", marks=pytest.mark.slow),
-        pytest.param("every_neuron_learns", "cgc", marks=pytest.mark.slow),
+        ("every_neuron_learns", "gg"),
+        ("every_neuron_learns", "cgc"),
         ("reward_and_fatigue", "cg"),
-        pytest.param("shortest_delay_15", "gcg", marks=pytest.mark.slow),
-        pytest.param("regions_far_apart", "gg", marks=pytest.mark.slow),
-        pytest.param("rhythms_and_maps", "gcg", marks=pytest.mark.slow),
+        ("shortest_delay_15", "gcg"),
+        ("regions_far_apart", "gg"),
+        ("rhythms_and_maps", "gcg"),
     ],
 )
 def test_synapses_that_learn_between_shards(name: str, kinds: str) -> None:
@@ -113,7 +113,7 @@ def test_synapses_that_learn_between_shards(name: str, kinds: str) -> None:
     assert run_together(network, kinds, STOPS) == run_together(network, "c", STOPS)
 
 
-# --- who gets what ---
+# --- placement ---
 
 
 def apart_or_not() -> Network:
@@ -126,7 +126,7 @@ def apart_or_not() -> Network:
 
 
 @pytest.mark.parametrize("gpus", [(True, False), (False, True, False), (True, True), (True, False, True)], ids=str)
-def test_gpus_have_all_but_what_lives_beside_python(gpus: tuple[bool, ...]) -> None:
+def test_gpus_run_all_populations_except_those_next_to_python_ones(gpus: tuple[bool, ...]) -> None:
     network = apart_or_not()
     placement = place_on_devices(network, gpus, [{4}])
     check_placement(network, placement, len(gpus))

@@ -1,5 +1,5 @@
 // The kernels on a CPU: every thread of the grid is a fiber, and all fibers take turns in one thread of the machine. So the
-// very text that runs on a GPU runs here, barriers and mail included, in an order that is always the same.
+// very text that runs on a GPU runs here, barriers and messages included, in an order that is always the same.
 #include <ucontext.h>
 
 #include <cmath>
@@ -97,7 +97,7 @@ inline void run(unsigned grid, unsigned block, size_t shared, unsigned warp, boo
 #define blockDim (twin::block_size)
 #define gridDim (twin::grid_size)
 #define SHARED_ROOM(name) char *name = (char *)(((uintptr_t)twin::rooms[blockIdx.x].data() + 15) / 16 * 16)
-#define IN_A_TURN() twin::yield()
+#define SPIN_WAIT() twin::yield()
 #define __syncthreads() twin::meet(twin::blocks[blockIdx.x], twin::block_size.x)
 #define __syncwarp() \
     twin::meet(twin::warps[blockIdx.x * ((twin::block_size.x + WARP - 1) / WARP) + threadIdx.x / WARP], WARP)
@@ -107,6 +107,13 @@ inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &val
 inline double __longlong_as_double(long long bits) { double value; memcpy(&value, &bits, 8); return value; }
 inline int __clz(int value) { return __builtin_clz((unsigned)value); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
+template <typename T> inline T atomicMax(T *at, T value)
+{
+    T before = *at;
+    *at = before < value ? value : before;
+    return before;
+}
+
 template <typename T> inline T atomicAdd(T *at, T value)
 {
     T before = *at;
@@ -114,10 +121,10 @@ template <typename T> inline T atomicAdd(T *at, T value)
     return before;
 }
 inline int atomicExch(int *at, int value) { int before = *at; *at = value; return before; }
-inline void write_line(unsigned long long *at, unsigned long long low, unsigned long long high, bool) { at[0] = low; at[1] = high; }
-inline void read_line(const unsigned long long *at, unsigned long long &low, unsigned long long &high) { low = at[0]; high = at[1]; }
+inline void write_message(unsigned long long *at, unsigned long long low, unsigned long long high, bool) { at[0] = low; at[1] = high; }
+inline void read_message(const unsigned long long *at, unsigned long long &low, unsigned long long &high) { low = at[0]; high = at[1]; }
 inline unsigned read_fresh(const unsigned short *at) { return *at; }
 inline long long now_in_ticks() { return 0; }
-inline void after_line() {}
-inline void copy_by_itself(void *to, const void *from) { memcpy(to, from, 16); }
+inline void after_message() {}
+inline void copy_async(void *to, const void *from) { memcpy(to, from, 16); }
 #define wait_for_copies() __syncwarp()

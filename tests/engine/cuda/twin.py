@@ -1,4 +1,4 @@
-"""The twin of a CUDA device: the kernels' own text, compiled for the CPU (see twin.h), with NumPy arrays as memory."""
+"""CPU emulation ("twin") of a CUDA device: the kernels' source, compiled for the CPU (see twin.h), on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from neuraxis.engine.cuda.device import Memory
 __all__ = ["TwinDevice", "compiler"]
 
 _HERE = Path(__file__).parent
-_LAUNCH = threading.Lock()  # the twin runs one kernel at a time; between two, another thread may come
+_LAUNCH = threading.Lock()  # the emulation runs one kernel at a time; threads alternate between kernels
 _WARP = 4  # a small one: what counts is that there are several lanes and several warps
 
 
@@ -39,6 +39,7 @@ _OPTIONS = [
     "-Wno-unused-variable",
     "-Wno-unused-function",
     "-Wno-maybe-uninitialized",
+    "-Wno-tautological-compare",
     "-o",
     "kernels.so",
 ]
@@ -52,7 +53,7 @@ def compiler() -> str | None:
 class TwinDevice:
     name = "a CPU in the place of a GPU"
     warp = _WARP
-    turn = threading.RLock()
+    lock = threading.RLock()
 
     def __init__(self, multiprocessors: int = 3, shared_bytes: int = 1 << 16, backwards: bool = False) -> None:
         self.multiprocessors = multiprocessors
@@ -60,7 +61,7 @@ class TwinDevice:
         self._backwards = backwards
 
     def empty(self, nbytes: int) -> Memory:
-        array = np.full(nbytes + 64, 0xA5, np.uint8)  # not zero: who relies on that is found out
+        array = np.full(nbytes + 64, 0xA5, np.uint8)  # not zero, to find code that relies on it
         address = -(-array.ctypes.data // 64) * 64
         return Memory(array, address, nbytes)
 
@@ -105,7 +106,7 @@ class TwinDevice:
 
 
 class TwinOutbound:
-    """What is sent is copied as late as it may be: who writes over it too early is found out."""
+    """Copy sent data as late as permitted, so that a test finds code that overwrites it too early."""
 
     def __init__(self, device: TwinDevice, nbytes: int) -> None:
         self._device = device
@@ -131,9 +132,9 @@ class TwinProgram:
         with _LAUNCH:
             self._library.twin_launch(which, grid, block, ctypes.c_size_t(shared), self._backwards, values)
 
-    def set_plan(self, plan: NDArray[np.int64]) -> None:
-        words = (ctypes.c_int64 * len(plan)).in_dll(self._library, "PLAN")
-        ctypes.memmove(words, plan.ctypes.data, plan.nbytes)
+    def set_layout(self, layout: NDArray[np.void]) -> None:
+        there = (ctypes.c_char * layout.nbytes).in_dll(self._library, "layout")
+        ctypes.memmove(there, layout.ctypes.data, layout.nbytes)
 
 
 def _entry(kernels: list[tuple[str, str]]) -> str:

@@ -1,25 +1,13 @@
-"""The kinds of regions: what each is called in a description, its settings, and what makes it.
+"""The kinds of regions that a brain's description can name.
 
-Each kind is a module of its own, which loads when it is first used.
+Each kind is a module with a configuration (`CortexConfig`) and a function that creates a region from one
+(`create_cortex_region`). `REGION_KINDS` maps each kind to its configuration class and `REGION_CREATORS` to its
+function. Every name loads on first use.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from neuraxis.brain.region import Region, RegionConfig
-    from neuraxis.brain.regions.cerebellum import CerebellumConfig, create_cerebellum_region
-    from neuraxis.brain.regions.cortex import CortexConfig, create_cortex_region
-    from neuraxis.brain.regions.hippocampus import HippocampusConfig, create_hippocampus_region
-    from neuraxis.brain.regions.prefrontal import PrefrontalConfig, create_pfc_region
-    from neuraxis.brain.regions.striatum import StriatumConfig, create_striatum_region
-    from neuraxis.brain.regions.thalamus import ThalamusConfig, create_thalamus_region
-
-    REGION_KINDS: dict[str, type[RegionConfig]]
-    REGION_CREATORS: dict[str, Callable[..., Region]]
 
 __all__ = [
     "REGION_CREATORS",
@@ -38,28 +26,37 @@ __all__ = [
     "create_thalamus_region",
 ]
 
-# By kind, which is also the name of the module: its settings, and what makes a region of them.
-_CONTENTS = {
-    "thalamus": ("ThalamusConfig", "create_thalamus_region"),
-    "cortex": ("CortexConfig", "create_cortex_region"),
-    "hippocampus": ("HippocampusConfig", "create_hippocampus_region"),
-    "prefrontal": ("PrefrontalConfig", "create_pfc_region"),
-    "striatum": ("StriatumConfig", "create_striatum_region"),
-    "cerebellum": ("CerebellumConfig", "create_cerebellum_region"),
-}
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    from neuraxis.brain.region import Region, RegionConfig
+    from neuraxis.brain.regions.cerebellum import CerebellumConfig, create_cerebellum_region
+    from neuraxis.brain.regions.cortex import CortexConfig, create_cortex_region
+    from neuraxis.brain.regions.hippocampus import HippocampusConfig, create_hippocampus_region
+    from neuraxis.brain.regions.prefrontal import PrefrontalConfig, create_pfc_region
+    from neuraxis.brain.regions.striatum import StriatumConfig, create_striatum_region
+    from neuraxis.brain.regions.thalamus import ThalamusConfig, create_thalamus_region
 
-def __getattr__(name: str) -> object:
-    if name in ("REGION_KINDS", "REGION_CREATORS"):
-        place = 0 if name == "REGION_KINDS" else 1
-        registry = {kind: _load(kind, contents[place]) for kind, contents in _CONTENTS.items()}
-        # Kept, so that everyone gets the same dict.
-        return globals().setdefault(name, registry)
-    for kind, contents in _CONTENTS.items():
-        if name in contents:
-            return _load(kind, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    REGION_KINDS: dict[str, type[RegionConfig]]
+    REGION_CREATORS: dict[str, Callable[..., Region]]
+else:
+    from neuraxis.imports import lazy_names
 
+    # For each kind, which is also the name of its module: the configuration and the function that creates a region.
+    _CONTENTS = {
+        "thalamus": ("ThalamusConfig", "create_thalamus_region"),
+        "cortex": ("CortexConfig", "create_cortex_region"),
+        "hippocampus": ("HippocampusConfig", "create_hippocampus_region"),
+        "prefrontal": ("PrefrontalConfig", "create_pfc_region"),
+        "striatum": ("StriatumConfig", "create_striatum_region"),
+        "cerebellum": ("CerebellumConfig", "create_cerebellum_region"),
+    }
 
-def _load(kind: str, name: str) -> object:
-    return getattr(importlib.import_module(f"{__name__}.{kind}"), name)
+    _load, __dir__ = lazy_names(__name__, {f"{__name__}.{kind}": names for kind, names in _CONTENTS.items()})
+
+    def __getattr__(name):
+        if name in ("REGION_KINDS", "REGION_CREATORS"):
+            column = 0 if name == "REGION_KINDS" else 1
+            registry = {kind: _load(names[column]) for kind, names in _CONTENTS.items()}
+            return globals().setdefault(name, registry)  # all threads get the same dict
+        return _load(name)

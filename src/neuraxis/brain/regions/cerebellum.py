@@ -1,16 +1,17 @@
-"""The cerebellum: learns from errors which output belongs to which context.
+"""The cerebellum: learns from errors which output fits which context.
 
     mossy -> granule -> purkinje -| nuclei          climbing -> purkinje (teaches)
 
 Many granule cells, each with few mossy fibres and inhibited by Golgi cells, turn a context into a sparse code. Purkinje
-cells add it up by the weights of their parallel fibres, and inhibit the nuclei, which fire on their own. Climbing
-fibres tell the error of each output (group): parallel fibres that were active just before a climbing spike are
-depressed, which sets the nuclei free; those that are active without one are potentiated (Marr 1969; Albus 1971; Ito
-1989). So each group's climbing rate above or below `balance_hz` is the error of a delta rule: above says "too little".
+cells sum it with the weights of their parallel fibres, and inhibit the nuclei, which fire spontaneously. Climbing
+fibres signal the error of each output (group): parallel fibres that were active just before a climbing spike are
+depressed, which disinhibits the nuclei; those that are active without one are potentiated (Marr 1969; Albus 1971; Ito
+1989). Each group's climbing rate relative to `balance_hz` is thus the error of a delta rule: a higher rate means that
+the output is too low.
 
-The nuclei inhibit the olive, where climbing fibres come from: the more an output fires, the less its climbing fibres do
-(Medina, Nores and Mauk 2002). So weights that errors of one kind only have pushed to a side come back when there are no
-more, and settle between their bounds, in each context for itself.
+The nuclei inhibit the olive, the origin of climbing fibres: the more an output fires, the less its climbing fibres do
+(Medina, Nores and Mauk 2002). Weights that errors of one sign have driven towards a bound therefore return when the
+errors end, and settle between their bounds, separately in each context.
 """
 
 from __future__ import annotations
@@ -20,51 +21,86 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neuraxis.brain.models.cerebellum import cerebellar_cell, olivary_cell, pacemaker, purkinje_cell
+from neuraxis.arguments import not_negative, positive, whole
 from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, afferent_rule, as_config
+from neuraxis.brain.regions.hippocampus import potential_height
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Explicit, FixedInDegree, Network, Population, Projection, RewardSTDP, Uniform
-from neuraxis.network.arguments import not_negative, positive, whole
+from neuraxis.network.arithmetic import exp
+from neuraxis.network.models.lif import Parameters, check_positive, current_propagator, leak_constants, steps
+from neuraxis.network.neuron_model import neuron_model
 
-__all__ = ["Cerebellum", "CerebellumConfig", "create_cerebellum_region"]
+__all__ = [
+    "Cerebellum",
+    "CerebellumConfig",
+    "cerebellar_cell",
+    "create_cerebellum_region",
+    "olivary_cell",
+    "pacemaker",
+    "purkinje_cell",
+]
+
 
 CLIMBING = "climbing"
 
 
 class CerebellumConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a cerebellum is made.
+    """Configuration of a cerebellum. Weights are peak heights of the postsynaptic potential, in mV; threshold 15 mV.
 
-    Simplified: no stellate and basket cells; no collaterals of mossy and climbing fibres to the nuclei; the nuclei
-    inhibit what learning hears of the olive only, not the climbing spikes that make Purkinje cells pause; a complex
+    Simplifications: no stellate and basket cells; no collaterals of mossy and climbing fibres to the nuclei; the nuclei
+    reduce the learning signal of the olive only, not the climbing spikes that make Purkinje cells pause; a complex
     spike is one spike and a pause; all Purkinje cells of a group learn from the mean of its climbing fibres (a
-    microzone: Apps and Garwicz 2005), for the level that learning follows is the group's; a parallel fibre is eligible
-    by its spikes before those of the Purkinje cell, which never rests for long. Synaptic currents instead of
-    conductances; weights are heights in mV (the threshold is at 15 mV). Where there are fewer sources than an in-degree
-    says, weights are larger by as much.
+    microzone: Apps and Garwicz 2005); a parallel fibre becomes eligible by its spikes before those of the Purkinje
+    cell, which is never silent for long; synaptic currents instead of conductances. If there are fewer sources than an
+    in-degree, weights are scaled up accordingly. "Tuned" values were chosen by simulation, for the stated result.
 
-    Attributes:
-        mossy, granule, golgi, purkinje, nuclei, climbing: cells. In animals the granule cells are far more.
-        groups: how many outputs; the Purkinje cells, nuclei and climbing fibres are divided into so many equal parts.
-        mossy_in_degree, mossy_mv: mossy fibres to a granule cell: 4 (Eccles, Ito and Szentagothai 1967). Chosen: three
-            active ones make it fire: 30 % of the mossy fibres at 100 Hz give 15 % of the granule cells 20 Hz.
-        parallel_in_degree, parallel_mv, parallel_largest_mv: granule cells to a Purkinje cell, first and largest
-            weight. Chosen: Purkinje cells fire at 29 Hz without them, 58 Hz at first, 109 Hz at most.
-        purkinje_mv: Purkinje cells to the nuclei, in sum over the cells of a group. Chosen: the nuclei fire at 102 Hz
-            when parallel fibres have no weight, at 71 Hz at first, at 19 Hz when all have the largest.
-        purkinje_drive_mv, nuclei_drive_mv: what makes these fire on their own.
-        balance_hz: the rate of climbing fibres at which weights stay. 10 Hz: more than the 1 Hz of animals at rest, for
-            the larger it is, the less chance is in the error.
-        nuclei_to_climbing: by how many Hz learning hears less of climbing fibres for each Hz of the group's nuclei
-            beyond `usual_hz`. Chosen: in contexts without errors weights settle at 0.32 mV on average; with an error
-            of 90 Hz for 30 ms in 19 % of the trials of each output, at 0.21 mV (with a third of it: at 0.12 and
-            0.07 mV). The price: targets far from the usual rate are missed by some Hz.
-        usual_hz: the rate of the nuclei that they come back to: that at first, in a context.
-        learning_rate: the weight in mV that a parallel fibre at 25 Hz loses or gains in a second for each Hz beyond
-            the balance, about. Chosen: an error is halved in 10 to 15 trials of 150 ms.
-        eligibility_ms: how long before a climbing spike a parallel fibre may have been active (50 to 200 ms: Ito 2001).
-        plastic: whether it learns.
-        afferent_in_degree, afferent_mv: the default pathway to mossy fibres: synapses on each, and their weight in sum
-            (20 mV each at most, which relays each spike). To climbing fibres it is one synapse of 20 mV.
+    Attributes
+    ----------
+    mossy, granule, golgi, purkinje, nuclei, climbing : int
+        Number of cells of each kind. Animals have far more granule cells.
+    groups : int
+        Number of outputs: equal parts of the Purkinje cells, nuclei and climbing fibres.
+    mossy_in_degree, mossy_mv : int / float
+        Synapses of mossy fibres on a granule cell, 4 (Eccles, Ito and Szentagothai 1967), and their weight. Tuned:
+        three active ones make it fire; 30 % of the mossy fibres at 100 Hz make 15 % of the granule cells fire at 20 Hz.
+    parallel_in_degree, parallel_mv, parallel_largest_mv : int / float / float
+        Synapses of parallel fibres on a Purkinje cell, initial and largest weight. Tuned: Purkinje cells fire at 29 Hz
+        without them, 58 Hz initially, 109 Hz at most.
+    purkinje_mv : float
+        Summed weight from the Purkinje cells of a group to a cell of the nuclei. Tuned: the nuclei fire at 102 Hz when
+        parallel fibres have no weight, at 71 Hz initially, at 19 Hz when all have the largest.
+    purkinje_drive_mv, nuclei_drive_mv : float
+        Constant drive that makes these cells fire spontaneously.
+    balance_hz : float
+        Rate of climbing fibres at which weights do not change. 10 Hz instead of the 1 Hz of resting animals: a higher
+        rate has less relative noise.
+    nuclei_to_climbing : float
+        Reduction of the learning signal, in Hz of climbing fibres, for each Hz of the group's nuclei above `usual_hz`.
+        Tuned: in contexts without errors weights settle at 0.32 mV on average; with an error of 90 Hz for 30 ms in 19 %
+        of the trials of each output, at 0.21 mV (with a third of the value: at 0.12 and 0.07 mV). In return, outputs
+        miss targets far from the usual rate by some Hz.
+    usual_hz : float
+        Rate to which the nuclei return without errors; the initial one.
+    learning_rate : float
+        Approximate weight change, in mV, of a parallel fibre at 25 Hz in a second, for each Hz of climbing rate beyond
+        the balance. Tuned: an error is halved in 10 to 15 trials of 150 ms.
+    eligibility_ms : float
+        Longest time from activity of a parallel fibre to a climbing spike that depresses it (50 to 200 ms: Ito 2001).
+    plastic : bool
+        False: all weights are static.
+    afferent_in_degree, afferent_mv : int / float
+        Defaults of a pathway to mossy fibres: synapses on each, and their summed weight (at most 20 mV each, which
+        relays each spike). A pathway to climbing fibres has one synapse of 20 mV on each.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        A value is out of range or of the wrong type.
+
+    Examples
+    --------
+    >>> CerebellumConfig(granule=1000).groups
+    4
     """
 
     mossy: int = 40
@@ -110,22 +146,23 @@ class CerebellumConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_f
             )
 
 
-# One synapse on a mossy or climbing fibre: 20 mV or more are a spike for a spike.
+# Weight of a synapse on a mossy or climbing fibre that relays every spike.
 LARGEST_AFFERENT_MV = 20.0
 
-# How often learning takes effect, and how long a climbing spike is felt.
+# Interval between weight updates, and decay of the level that a climbing spike raises.
 LEARNING_MS = 20.0
 CLIMBING_MS = 20.0
 PACEMAKER_HZ = 100.0
 TRACE_MS = 20.0
 
-# What a parallel fibre at 25 Hz makes eligible, as a multiple of a_plus, when the Purkinje cell fires at 60 Hz.
+# Eligibility of a parallel fibre at 25 Hz onto a Purkinje cell at 60 Hz, as a multiple of a_plus.
 USUAL_TRACE = 25e-3 * TRACE_MS * 60e-3
 
-# Golgi cells: (granule cells that each hears, weight), (mossy fibres, weight); the way back. Chosen with mossy_mv.
+# Golgi cells: (in-degree, weight in mV) from granule cells, from mossy fibres, and back to granule cells. Tuned
+# together with mossy_mv.
 FROM_GRANULE, FROM_MOSSY, TO_GRANULE = (40, 4.0), (10, 1.0), (3, -6.0)
 
-# Rate (Hz) and weight (mV) of random spikes to the nuclei, without which the cells of a group would fire as one.
+# Rate (Hz) and weight (mV) of Poisson input to the nuclei, without which the cells of a group would synchronize.
 NUCLEI_NOISE = (300.0, 2.0)
 
 
@@ -148,7 +185,7 @@ class Cerebellum(Region):
             "nuclei": (c.nuclei, cerebellar_cell(drive_mv=c.nuclei_drive_mv)),
             CLIMBING: (c.climbing, cerebellar_cell(tau_ex_ms=2.0)),
         }
-        # The cells that fire on their own do not do it together.
+        # Random initial potentials keep the spontaneously firing cells from synchronizing.
         cells = {
             short: network.population(
                 f"{name}.{short}", n, model, **({"v_mv": anywhere} if short in ("purkinje", "nuclei") else {})
@@ -185,11 +222,13 @@ class Cerebellum(Region):
     def receive(self, network: Network, built: BuiltRegion, afferent: Afferent) -> list[Projection]:
         """Connect a pathway to the mossy or climbing fibres, with static weights in mV.
 
-        With the first pathway to the climbing fibres learning begins: without one, parallel fibres would only grow.
+        Learning is set up with the first pathway to the climbing fibres: without one, parallel fibres would only grow.
         """
         c = self.config
         if afferent.plasticity not in (None, "none"):
-            raise InvalidArgument(f"{afferent.name}: plasticity={afferent.plasticity!r}: only 'none' is known here")
+            raise InvalidArgument(
+                f"{afferent.name}: plasticity={afferent.plasticity!r}: such pathways do not learn; use 'none'"
+            )
         target = built.input(afferent.port)
         teaches = afferent.port == CLIMBING
         rule, count = afferent_rule(afferent, built, 1 if teaches else c.afferent_in_degree)
@@ -204,14 +243,14 @@ class Cerebellum(Region):
     def _connect_parallel_fibres(
         self, network: Network, name: str, cells: Mapping[str, Population], group: int
     ) -> None:
-        """Granule cells to the Purkinje cells of a group, with a level of its own that learning follows."""
+        """Connect granule cells to the Purkinje cells of a group, whose plasticity follows a level of the group."""
         c = self.config
         pre, post = cells["granule"], cells["purkinje"]
         k = min(c.parallel_in_degree, pre.n)
         growth = c.parallel_in_degree / k
         first, end = _part(post.n, group, c.groups)
         targets = np.repeat(np.arange(first, end), k)
-        # Evenly spread, each Purkinje cell from another start: which mossy fibres a granule cell hears is random.
+        # Evenly spaced sources, with another offset for each Purkinje cell; the inputs of granule cells are random.
         sources = (np.tile(np.arange(k) * pre.n // k, end - first) + targets) % pre.n
         rule = None
         if c.plastic:
@@ -227,7 +266,7 @@ class Cerebellum(Region):
         )  # fmt: skip
 
     def _begin_to_learn(self, network: Network, built: BuiltRegion) -> None:
-        """The level of a group: spikes per second of a climbing fibre, less the nuclei's share and the balance."""
+        """Drive the level of each group by its climbing rate, minus the part of the nuclei and the balance."""
         c = self.config
         if f"{built.name}.balance" in network:
             return
@@ -236,7 +275,7 @@ class Cerebellum(Region):
             level = f"{built.name}.{CLIMBING}.{group}"
             fibres = np.arange(*_part(c.climbing, group, c.groups))
             outputs = np.arange(*_part(c.nuclei, group, c.groups))
-            # A level is raised by whole populations, so each group has one of its own.
+            # Only whole populations can raise a level, so each group gets a population.
             teachers = network.population(
                 f"{built.name}.teachers.{group}",
                 len(fibres),
@@ -254,10 +293,116 @@ class Cerebellum(Region):
 def create_cerebellum_region(
     config: CerebellumConfig | Mapping[str, Any] | None = None, device: str = "cpu"
 ) -> Cerebellum:
-    """A cerebellum from its configuration. It is made of neurons of the network, which run where the network does."""
+    """Return a cerebellum.
+
+    Parameters
+    ----------
+    config : CerebellumConfig or mapping, optional
+        The configuration, or the fields that differ from the defaults.
+    device : str
+        Not used: `Brain(..., device=...)` selects the device of all neurons.
+
+    Raises
+    ------
+    InvalidArgument
+        The configuration is wrong.
+
+    Examples
+    --------
+    >>> create_cerebellum_region({"granule": 1000}).config.granule
+    1000
+    """
     return Cerebellum(as_config(CerebellumConfig, config, "cerebellum"))
 
 
 def _part(n: int, group: int, groups: int) -> tuple[int, int]:
-    """Where a group begins and ends, as connection rules divide a population."""
+    """Return the first and the end index of a group, as connection rules divide a population."""
     return group * n // groups, (group + 1) * n // groups
+
+
+# --- Neuron models ---
+
+
+def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    check_positive(p, "tau_m_ms", "tau_ex_ms", "tau_in_ms")
+    unit = {**p, "e_rest_mv": p["drive_mv"], "c_m_pf": 1.0}
+    constants = leak_constants(unit, dt_ms)
+    for kind in ("ex", "in"):
+        tau = p[f"tau_{kind}_ms"]
+        constants[f"decay_{kind}"] = exp(-dt_ms / tau)
+        constants[f"per_{kind}"] = float(current_propagator(unit, tau, dt_ms) / potential_height(p["tau_m_ms"], tau))
+    return constants
+
+
+@neuron_model(
+    states={"v_mv": 0.0, "excitation": 0.0, "inhibition": 0.0, "refractory": 0},
+    receptors=("ex_mv", "in_mv"),
+    parameters={
+        "tau_m_ms": 10.0, "tau_ex_ms": 3.0, "tau_in_ms": 8.0, "drive_mv": 0.0, "v_threshold_mv": 15.0,
+        "v_reset_mv": 0.0, "v_lowest_mv": -10.0, "refractory_ms": 2.0,
+    },
+    constants=_constants,
+)  # fmt: skip
+def cerebellar_cell(
+    v_mv, excitation, inhibition, refractory, ex_mv, in_mv, decay, rest, decay_ex, decay_in, per_ex, per_in,
+    v_threshold_mv, v_reset_mv, v_lowest_mv, refractory_steps,
+):  # fmt: skip
+    """Leaky integrate-and-fire cell relative to rest; it fires spontaneously if `drive_mv` is above the threshold."""
+    held = refractory > 0
+    v = v_mv * decay + rest + excitation * per_ex + inhibition * per_in
+    v = v_mv if held else max(v, v_lowest_mv)
+    spike = v >= v_threshold_mv
+    left = refractory - 1 if held else 0
+    excitation = excitation * decay_ex + ex_mv
+    inhibition = inhibition * decay_in + in_mv
+    return spike, v_reset_mv if spike else v, excitation, inhibition, refractory_steps if spike else left
+
+
+@neuron_model(
+    states={"v_mv": 0.0, "excitation": 0.0, "inhibition": 0.0, "refractory": 0},
+    receptors=("ex_mv", "in_mv", "climbing"),
+    parameters={
+        "tau_m_ms": 10.0, "tau_ex_ms": 3.0, "tau_in_ms": 8.0, "drive_mv": 0.0, "v_threshold_mv": 15.0,
+        "v_reset_mv": 0.0, "v_lowest_mv": -10.0, "refractory_ms": 2.0, "pause_ms": 20.0,
+    },
+    constants=lambda p, dt_ms: {**_constants(p, dt_ms), "pause_steps": steps(p, "pause_ms", dt_ms)},
+)  # fmt: skip
+def purkinje_cell(
+    v_mv, excitation, inhibition, refractory, ex_mv, in_mv, climbing, decay, rest, decay_ex, decay_in, per_ex, per_in,
+    v_threshold_mv, v_reset_mv, v_lowest_mv, refractory_steps, pause_steps,
+):  # fmt: skip
+    """`cerebellar_cell` in which a climbing spike always causes a (complex) spike, followed by a pause."""
+    held = refractory > 0
+    v = v_mv * decay + rest + excitation * per_ex + inhibition * per_in
+    v = v_mv if held else max(v, v_lowest_mv)
+    complex_spike = climbing > 0.0
+    spike = (v >= v_threshold_mv) | complex_spike
+    left = refractory - 1 if held else 0
+    left = refractory_steps if spike else left
+    excitation = excitation * decay_ex + ex_mv
+    inhibition = inhibition * decay_in + in_mv
+    return spike, v_reset_mv if spike else v, excitation, inhibition, pause_steps if complex_spike else left
+
+
+@neuron_model(
+    states={"waiting": 0},
+    parameters={"period_ms": 10.0},
+    constants=lambda p, dt_ms: {"period_steps": max(1, steps(p, "period_ms", dt_ms))},
+)
+def pacemaker(waiting, period_steps):
+    """Cell that spikes every `period_ms`."""
+    spike = waiting + 1 >= period_steps
+    return spike, 0 if spike else waiting + 1
+
+
+@neuron_model(
+    states={"left": 0.0},
+    receptors=("heard",),
+    parameters={"own_hz": 0.0},
+    constants=lambda p, dt_ms: {"per_step": p["own_hz"] * dt_ms * 1e-3},
+)
+def olivary_cell(left, heard, per_step):
+    """Cell whose mean rate is the sum of its input: it relays whole spikes at once and accumulates fractions."""
+    total = max(left + heard + per_step, -2.0)
+    spike = total >= 0.5
+    return spike, total - 1.0 if spike else total

@@ -1,7 +1,7 @@
-"""A piece of sensory cortex: columns of three layers, 4 to 2/3 to 5, that learn what goes together.
+"""A piece of sensory cortex: columns of three layers, 4 to 2/3 to 5, that learn correlations.
 
-Input from the thalamus arrives in layer 4 and passes to layer 2/3, which talks to other cortex, and on to layer 5,
-which talks to what lies below (Douglas and Martin 2004). Every layer has inhibitory cells, which are excited by their
+Thalamic input arrives in layer 4 and passes to layer 2/3, which projects to other cortex, and on to layer 5, which
+projects to subcortical regions (Douglas and Martin 2004). Every layer has inhibitory cells, which are excited by their
 column and inhibit it and, more weakly, the whole layer: this keeps activity sparse. Groups are columns.
 """
 
@@ -11,68 +11,100 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from neuraxis.brain.models.cortex import pyramidal_cell
+from neuraxis.arguments import label, near, not_negative, number, positive, whole
 from neuraxis.brain.region import Afferent, BuiltRegion, Region, RegionConfig, afferent_rule, as_config, group_size
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import FixedInDegree, Network, Neuromodulator, NeuronModel, Population, Projection, RewardSTDP
-from neuraxis.network.arguments import label, near, not_negative, number, positive, whole
+from neuraxis.network.arithmetic import exp
 from neuraxis.network.models import lif_exp_two
+from neuraxis.network.models.lif import Parameters, check_positive, current_propagator, leak_constants
+from neuraxis.network.neuron_model import neuron_model
 
-__all__ = ["Cortex", "CortexConfig", "create_cortex_region"]
+__all__ = ["Cortex", "CortexConfig", "create_cortex_region", "pyramidal_cell"]
+
 
 LAYERS = ("L4", "L23", "L5")
 
-# What a pathway may ask for as its plasticity.
+# Values of a pathway's `plasticity`.
 NONE, REWARD_STDP = "none", "reward_stdp"
 
 
 class CortexConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a piece of cortex is made.
+    """Configuration of a piece of cortex. Weights are in pA.
 
-    Simplified: no layer 6, no excitation within a layer, one kind of inhibitory cell, which does not inhibit its like,
-    no adaptation, synaptic currents instead of conductances. Cells are those of `lif_exp_two` (membrane 10 ms, 250 pF,
-    threshold 15 mV above rest, excitation 2 ms: near Potjans and Diesmann 2014). A weight "in sum" is what all
-    synapses of that kind on one cell add up to.
+    Simplifications: no layer 6, no excitation within a layer, one kind of inhibitory cell without mutual inhibition, no
+    adaptation, synaptic currents instead of conductances. Cells are those of `lif_exp_two` (membrane 10 ms, 250 pF,
+    threshold 15 mV above rest, excitation 2 ms: near Potjans and Diesmann 2014). A "summed" weight is the sum over all
+    synapses of that kind on one cell. "Tuned" values were chosen by simulation, for the stated result.
 
-    What learns is layer 4 to 2/3 and layer 2/3 to 5: spike timing leaves traces (Bi and Poo 1998: 20 ms), and these
-    change weights while a neuromodulator is above its baseline (acetylcholine: Froemke, Merzenich and Schreiner 2007).
-    Causal pairs dominate in a driven column, so weights there rise to their bound and stay: bounds near the first
-    weight are what keeps rates stable over any time. Below its baseline the neuromodulator would reverse learning.
+    The synapses from layer 4 to 2/3 and from 2/3 to 5 are plastic: spike timing leaves eligibility traces (Bi and Poo
+    1998: 20 ms), which change weights while a neuromodulator is above its baseline (acetylcholine: Froemke, Merzenich
+    and Schreiner 2007). Causal pairs dominate in a driven column, so weights there rise to their bound and stay: bounds
+    near the initial weight keep rates stable. Below its baseline the neuromodulator would reverse learning.
 
-    Attributes:
-        neurons: excitatory cells of layer 4, and of layer 5; layer 2/3 has 1.5 times as many.
-        groups: columns; all populations are divided into so many equal parts.
-        inhibitory_share: inhibitory cells for each excitatory one: 20 % (Markram et al. 2004: 10 to 30 %).
-        learning_modulator: what lets the forward synapses learn; they are static if this is None or if the network has
-            no neuromodulator of this name.
-        gain_modulator: what raises the gain of excitatory cells (noradrenaline: Servan-Schreiber, Printz and Cohen
-            1990); the gain is 1 if this is None or if the network has no neuromodulator of this name.
-        gain_per_level: how much a level of 1 above the baseline adds to the gain (bounds: 0.5 and 1.3). Chosen: the
-            rates of a driven column rise by 20 to 80 %, those of the others stay below 3 Hz.
-        background_hz, background_pa: random spikes that each excitatory cell gets. Chosen: 0.4 to 0.7 Hz at rest
-            (Barth and Poulet 2012: below 1 Hz in layer 2/3).
-        delay_ms: of all synapses within the region.
-        tau_inhibition_ms: the decay of inhibition; 5 ms (Bartos, Vida and Jonas 2007: 2 to 8 ms for fast cells).
-        afferent_in_degree, afferent_pa: the default pathway to layer 4: synapses on a cell, and their weight in sum.
-            Chosen: a thalamus at 40 Hz gives 20 Hz.
-        feedback_in_degree, feedback_pa: likewise to layer 2/3. Chosen: a source at 20 Hz alone gives 10 Hz.
-        forward_in_degree: synapses on a cell from its column in the layer before.
-        to_layer_23_pa, to_layer_5_pa: their weight in sum. Chosen: 15 Hz in layer 2/3, 20 Hz in layer 5
-            where layer 4 has 20 Hz.
-        across_in_degree, across_share: further synapses from any column in the layer before, and their weight in sum
-            as a share of that from the own column.
-        excite_in_degree, excite_pa: excitatory to inhibitory cells of a column.
-        inhibit_in_degree, inhibit_pa: inhibitory to excitatory cells of a column.
-        lateral_in_degree, lateral_pa: inhibitory to excitatory cells of all columns. Chosen with the two above: four
-            driven columns have 0.7 to 0.9 of the rate of a single one.
-        learning_rate: how much of the first weight a pair of spikes at no distance adds where the neuromodulator is 1
-            above its baseline. Chosen: a weight that is used needs one to four
-            minutes to its bound at a level of 0.5.
-        depression: how much more a pair in the wrong order takes off. Chosen: above 1, so that chance pairs weaken.
-        tau_stdp_ms, tau_eligibility_ms, learning_every_ms: see `RewardSTDP`; traces that last about half a second
-            (He et al. 2015 saw seconds) bridge the delay of a prediction error.
-        weakest, strongest: the bounds of a weight that learns, as shares of the first one. Chosen: after 600 s of
-            learning at a level of 0.5 a driven column has 20 and 30 Hz in layers 2/3 and 5 instead of 16 and 22.
+    Attributes
+    ----------
+    neurons : int
+        Excitatory cells of layer 4, and of layer 5; layer 2/3 has 1.5 times as many.
+    groups : int
+        Number of columns: equal parts of all populations.
+    inhibitory_share : float
+        Inhibitory cells for each excitatory one: 20 % (Markram et al. 2004: 10 to 30 %).
+    learning_modulator : str, optional
+        Neuromodulator that enables plasticity of the forward synapses; they are static if this is None or the network
+        has no neuromodulator of this name.
+    gain_modulator : str, optional
+        Neuromodulator that raises the gain of excitatory cells (noradrenaline: Servan-Schreiber, Printz and Cohen
+        1990); the gain is 1 if this is None or the network has no neuromodulator of this name.
+    gain_per_level : float
+        Increase of the gain for a level of 1 above the baseline (bounds: 0.5 and 1.3). Tuned: the rates of a driven
+        column rise by 20 to 80 %, those of the others stay below 3 Hz.
+    background_hz, background_pa : float
+        Rate and weight of Poisson input to each excitatory cell. Tuned: 0.4 to 0.7 Hz at rest (Barth and Poulet 2012:
+        below 1 Hz in layer 2/3).
+    delay_ms : float
+        Delay of all synapses within the region.
+    tau_inhibition_ms : float
+        Time constant of inhibition; 5 ms (Bartos, Vida and Jonas 2007: 2 to 8 ms for fast cells).
+    afferent_in_degree, afferent_pa : int / float
+        Defaults of a pathway to layer 4: synapses on a cell, and their summed weight. Tuned: a thalamus at 40 Hz gives
+        20 Hz.
+    feedback_in_degree, feedback_pa : int / float
+        Likewise for a pathway to layer 2/3. Tuned: a source at 20 Hz alone gives 10 Hz.
+    forward_in_degree : int
+        Synapses on a cell from its column in the preceding layer.
+    to_layer_23_pa, to_layer_5_pa : float
+        Their summed weight. Tuned: 15 Hz in layer 2/3 and 20 Hz in layer 5 when layer 4 has 20 Hz.
+    across_in_degree, across_share : int / float
+        Further synapses from any column of the preceding layer, and their summed weight as a share of that from the own
+        column.
+    excite_in_degree, excite_pa : int / float
+        Synapses from excitatory to inhibitory cells of a column, and their summed weight.
+    inhibit_in_degree, inhibit_pa : int / float
+        Synapses from inhibitory to excitatory cells of a column, and their summed weight.
+    lateral_in_degree, lateral_pa : int / float
+        Likewise across all columns. Tuned together: four driven columns have 0.7 to 0.9 of the rate of a single one.
+    learning_rate : float
+        Weight change, as a share of the initial weight, by a pair of simultaneous spikes at a neuromodulator level of 1
+        above the baseline. Tuned: at a level of 0.5 a used weight reaches its bound in one to four minutes.
+    depression : float
+        Ratio of depression to potentiation. Above 1, so that chance pairs weaken a synapse.
+    tau_stdp_ms, tau_eligibility_ms, learning_every_ms : float
+        See `RewardSTDP`. Traces of about half a second (He et al. 2015 saw seconds) bridge the delay of a prediction
+        error.
+    weakest, strongest : float
+        Bounds of a plastic weight, as shares of the initial one. Tuned: after 600 s of learning at a level of 0.5 a
+        driven column has 20 and 30 Hz in layers 2/3 and 5 instead of 16 and 22.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        A value is out of range or of the wrong type.
+
+    Examples
+    --------
+    >>> CortexConfig(neurons=80).sizes
+    {'L4e': 80, 'L4i': 16, 'L23e': 120, 'L23i': 24, 'L5e': 80, 'L5i': 16}
     """
 
     neurons: int = 160
@@ -128,7 +160,7 @@ class CortexConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The cells of each population."""
+        """Number of cells of each population."""
         excitatory = {"L4": self.neurons, "L23": round(1.5 * self.neurons), "L5": self.neurons}
         inhibitory = {layer: max(self.groups, round(self.inhibitory_share * n)) for layer, n in excitatory.items()}
         return {f"{one}{kind}": n[one] for one in LAYERS for kind, n in (("e", excitatory), ("i", inhibitory))}
@@ -136,7 +168,7 @@ class CortexConfig(RegionConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True)
 class Cortex(Region):
-    """Three layers of columns; see the module's text."""
+    """A piece of cortex. Ports: L4e and L23e in; L5e and L23e out."""
 
     kind: ClassVar[str] = "cortex"
     config: CortexConfig
@@ -166,9 +198,9 @@ class Cortex(Region):
         )
 
     def receive(self, network: Network, built: BuiltRegion, afferent: Afferent) -> list[Projection]:
-        """Connect a pathway. By default the sum of its weights does not depend on how many there are.
+        """Connect a pathway; its default summed weight does not depend on the number of synapses.
 
-        Its synapses are static by default; with plasticity "reward_stdp" they learn as those within the region do.
+        Synapses are static by default; with plasticity "reward_stdp" they learn like those within the region.
         """
         c = self.config
         plasticity = afferent.plasticity or NONE
@@ -206,7 +238,7 @@ class Cortex(Region):
         *,
         learns: bool = False,
     ) -> None:
-        """Connect two populations within their columns (or, with one group, everywhere)."""
+        """Connect two populations column by column, or across all columns with one group."""
         k = min(in_degree, group_size(pre, groups))
         network.connect(
             pre,
@@ -226,12 +258,12 @@ class Cortex(Region):
         return model(level=modulator.name, level_baseline=modulator.baseline, gain_per_level=c.gain_per_level)
 
     def _learning(self, network: Network, weight: float) -> RewardSTDP | None:
-        """The rule for synapses that begin with this weight; None where nothing could ever let them learn."""
+        """Return the plasticity rule of synapses with this initial weight; None if they are static."""
         c = self.config
         modulator = _declared(network, c.learning_modulator)
         if modulator is None or weight <= 0:
             return None
-        # A trace changes the weight at every update until it has decayed: all of them together make learning_rate.
+        # A trace changes the weight at every update until it has decayed; the changes add up to learning_rate.
         amount = c.learning_rate * weight * c.learning_every_ms / c.tau_eligibility_ms
         return RewardSTDP(
             w_min=c.weakest * weight,
@@ -247,9 +279,73 @@ class Cortex(Region):
 
 
 def create_cortex_region(config: CortexConfig | Mapping[str, Any] | None = None, device: str = "cpu") -> Cortex:
-    """A piece of cortex from its configuration. It is made of neurons of the network, which run where that does."""
+    """Return a piece of cortex.
+
+    Parameters
+    ----------
+    config : CortexConfig or mapping, optional
+        The configuration, or the fields that differ from the defaults.
+    device : str
+        Not used: `Brain(..., device=...)` selects the device of all neurons.
+
+    Raises
+    ------
+    InvalidArgument
+        The configuration is wrong.
+
+    Examples
+    --------
+    >>> create_cortex_region({"neurons": 80}).config.neurons
+    80
+    """
     return Cortex(as_config(CortexConfig, config, "cortex"))
 
 
 def _declared(network: Network, modulator: str | None) -> Neuromodulator | None:
     return next((one for one in network.neuromodulators if one.name == modulator), None)
+
+
+# --- Neuron models ---
+
+
+def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms", "largest_gain")
+    return {
+        **leak_constants(p, dt_ms),
+        "decay_ex": exp(-dt_ms / p["tau_syn_ex_ms"]),
+        "decay_in": exp(-dt_ms / p["tau_syn_in_ms"]),
+        "per_pa_ex": current_propagator(p, p["tau_syn_ex_ms"], dt_ms),
+        "per_pa_in": current_propagator(p, p["tau_syn_in_ms"], dt_ms),
+        "gain_at_zero": float(1.0 - p["gain_per_level"] * p["level_baseline"]),
+    }
+
+
+@neuron_model(
+    states={"v_mv": -70.0, "i_ex_pa": 0.0, "i_in_pa": 0.0, "refractory": 0},
+    receptors=("ex_pa", "in_pa"),
+    parameters={
+        "tau_m_ms": 10.0, "c_m_pf": 250.0, "tau_syn_ex_ms": 2.0, "tau_syn_in_ms": 2.0, "e_rest_mv": -70.0,
+        "v_threshold_mv": -55.0, "v_reset_mv": -70.0, "refractory_ms": 2.0, "gain_per_level": 0.0,
+        "level_baseline": 0.0, "smallest_gain": 0.5, "largest_gain": 1.3,
+    },
+    signals={"level": 0.0},
+    constants=_constants,
+)  # fmt: skip
+def pyramidal_cell(
+    v_mv, i_ex_pa, i_in_pa, refractory, ex_pa, in_pa, current_pa, level, decay, rest, per_pa, decay_ex, decay_in,
+    per_pa_ex, per_pa_in, gain_at_zero, gain_per_level, smallest_gain, largest_gain, v_threshold_mv, v_reset_mv,
+    refractory_steps,
+):  # fmt: skip
+    """`lif_exp_two` whose excitation is scaled by 1 + gain_per_level * (level - level_baseline), within bounds.
+
+    The signal `level` is that of a neuromodulator.
+    """
+    held = refractory > 0
+    gain = min(max(gain_at_zero + gain_per_level * level, smallest_gain), largest_gain)
+    v = v_mv * decay + i_ex_pa * gain * per_pa_ex + i_in_pa * per_pa_in + (rest + current_pa * per_pa)
+    v = v_mv if held else v
+    spike = v >= v_threshold_mv
+    left = refractory - 1 if held else 0
+    i_ex = i_ex_pa * decay_ex + ex_pa
+    i_in = i_in_pa * decay_in + in_pa
+    return spike, v_reset_mv if spike else v, i_ex, i_in, refractory_steps if spike else left

@@ -1,4 +1,7 @@
-"""A shard described to the kernels, as rows: its populations, inputs, given spikes, signals and probes."""
+"""Tables that describe a shard to the GPU kernels: populations, inputs, given spikes, signals and probes.
+
+`engine/cuda/tables.py` has the fields of each table.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +10,101 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine import plan as w
+from neuraxis.engine.codegen import BLOCK
 from neuraxis.engine.cuda.device import Device, Memory
 from neuraxis.engine.cuda.grid import Grid
-from neuraxis.engine.cuda.poisson_tables import PoissonTables
 from neuraxis.engine.cuda.program import FIRST_STATE_ROW
-from neuraxis.engine.cuda.words import word
-from neuraxis.engine.generated import BLOCK
+from neuraxis.engine.cuda.tables import BINDING, POISSON_INPUT, POPULATION, STATE_PROBE
 from neuraxis.engine.neurons import NeuronPart
+from neuraxis.engine.random import poisson_thresholds
 from neuraxis.network import Network, Probe
 from neuraxis.network.grid import to_steps
 
 __all__ = [
+    "PoissonTables",
+    "binding_rows",
     "given_spikes",
     "poisson_rows",
     "population_rows",
     "probe_rows",
     "pulse_rows",
     "signal_places",
-    "tie_rows",
 ]
 
-Rows = NDArray[np.int64]
+Rows = NDArray[np.void]
+
+MOST_WORDS = 4096
+_SLOW = -2  # SLOW_POISSON of the kernels: an input whose table is not in shared memory
+
+
+class PoissonTables:
+    """Tables of Poisson thresholds in shared memory, for inputs with one rate for all neurons, as long as they fit.
+
+    Each table starts with a guide: a lower bound of the count for each value of the first 8 bits of a draw.
+    """
+
+    def __init__(self, network: Network, parts: list[NeuronPart]) -> None:
+        self._places: dict[bytes, int] = {}
+        words: list[NDArray[np.uint32]] = [np.zeros(0, np.uint32)]
+        used = 0
+        here = {part.part.population for part in parts}
+        for given in network.poisson_inputs:
+            if given.population.index not in here or isinstance(given.rate_hz, np.ndarray):
+                continue
+            thresholds = poisson_thresholds(float(np.asarray(given.rate_hz) * network.dt_ms * 1e-3))
+            if thresholds is None or thresholds.tobytes() in self._places:
+                continue
+            table = _with_guide(thresholds)
+            if used + len(table) > MOST_WORDS:
+                break
+            self._places[thresholds.tobytes()] = used
+            words.append(table)
+            used += len(table)
+        self.words = np.concatenate(words)
+
+    def place(self, table: NDArray[np.generic], receptor: int) -> int:
+        """Return the position of a table of `engine/random.py`, combined with the receptor; or _SLOW."""
+        found = self._places.get(table.tobytes()) if table.dtype == np.int32 else None
+        return _SLOW if found is None else found | receptor << 24
+
+
+def _with_guide(thresholds: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """Return a guide (256 bytes: thresholds exceeded at least, by the first 8 bits of a draw), then the thresholds."""
+    unsigned = (thresholds.astype(np.int64) + 2**31).astype(np.uint32)
+    guide = np.searchsorted(unsigned, np.arange(256, dtype=np.uint64) << np.uint64(24), side="left").astype(np.uint8)
+    return np.concatenate([guide.view(np.uint32), unsigned, np.array([2**32 - 1], np.uint32)])
+
+
+# Fields of a population that are also fields of the CPU's slices.
+_SAME_AS_ON_CPU = (
+    "silent", "poisson_first", "poisson_end", "pulse_first", "pulse_end", "plastic_first", "plastic_end", "first_id",
+    "record",
+)  # fmt: skip
 
 
 def population_rows(
-    parts: Sequence[NeuronPart], given: Rows, models: Sequence[int], lengths: Sequence[int], first_places: Rows
+    parts: Sequence[NeuronPart],
+    given: NDArray[np.void],
+    models: Sequence[int],
+    lengths: Sequence[int],
+    first_places: NDArray[np.int64],
 ) -> Rows:
-    """Populations, from the CPU's rows: their models by number, and so many constants of each, one after the other."""
-    rows = np.zeros((len(parts), word("Q_WORDS")), np.int64)
-    first = 0
-    for i, (row, part, one) in enumerate(zip(rows, parts, given, strict=True)):
-        row[word("Q_MODEL")], row[word("Q_CONSTANTS")] = models[i], first
-        row[word("Q_RECEPTORS")] = len(part.population.model.receptors)
-        row[word("Q_SILENT")], row[word("Q_OWN_CURRENT")] = one[w.S_SILENT], part.layout.current is not None
-        row[word("Q_POISSON_FIRST")], row[word("Q_POISSON_END")] = one[w.S_POISSON_FIRST], one[w.S_POISSON_END]
-        row[word("Q_PULSE_FIRST")], row[word("Q_PULSE_END")] = one[w.S_PULSE_FIRST], one[w.S_PULSE_END]
-        row[word("Q_FIRST_PLACE")] = first_places[i]
-        row[word("Q_FIRST_ID")], row[word("Q_RECORD")] = one[w.S_FIRST_ID], one[w.S_RECORD]
-        row[word("Q_PLASTIC_FIRST")], row[word("Q_PLASTIC_END")] = one[w.S_PLASTIC_FIRST], one[w.S_PLASTIC_END]
-        first += lengths[i]
+    """Return the rows of populations, from those of the CPU, with the number of the model and the constants of each."""
+    rows = np.zeros(len(parts), POPULATION)
+    for name in _SAME_AS_ON_CPU:
+        rows[name] = given[name]
+    rows["model"] = models
+    rows["constants"] = np.cumsum([0, *lengths])[:-1]
+    rows["receptors"] = [part.accumulators.rows for part in parts]
+    rows["own_current"] = [part.layout.current is not None for part in parts]
+    rows["first_place"] = first_places[: len(parts)]
     return rows
 
 
 def given_spikes(
-    inputs: Sequence[NDArray[np.uint64]], first_places: Rows, blocks: int
-) -> tuple[NDArray[np.uint64], Rows]:
-    """Who has to spike when (step << 32 | cell), block by block, from the CPU's arrays; and where a block's begin."""
+    inputs: Sequence[NDArray[np.uint64]], first_places: NDArray[np.int64], blocks: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the given spikes (step << 32 | cell) ordered by block, and the start of each block."""
     entries, homes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for one, start in zip(inputs, first_places, strict=False):
         q = (one & np.uint64(0xFFFFFFFF)).astype(np.int64) + int(start)
@@ -65,45 +116,43 @@ def given_spikes(
 
 
 def poisson_rows(
-    given: Rows, tables: Sequence[NDArray[np.generic]], at_hand: PoissonTables, device: Device
+    given: NDArray[np.void], tables: Sequence[NDArray[np.generic]], shared: PoissonTables, device: Device
 ) -> tuple[Rows, list[Memory]]:
-    """Poisson inputs, from the CPU's rows and what these point to; and the memory that the new ones point to."""
+    """Return the rows of Poisson inputs, from those of the CPU, and the device memory that they point to."""
     kept = [device.put(table) for table in tables]
-    rows = np.zeros((len(tables), word("G_WORDS")), np.int64)
-    for row, one, table, memory in zip(rows, given, tables, kept, strict=True):
-        receptor = int(one[w.I_RECEPTOR_BYTES]) // (4 * BLOCK)
-        row[word("G_THRESHOLDS")] = len(table) if table.dtype == np.int32 else 0
-        row[word("G_TABLE")], row[word("G_TABLE_PLACE")] = memory.address, at_hand.place(table, receptor)
-        row[word("G_WEIGHT")], row[word("G_RECEPTOR")] = one[w.I_WEIGHT], receptor
-        row[word("G_START")], row[word("G_STOP")] = one[w.I_START], one[w.I_STOP]
+    rows = np.zeros(len(tables), POISSON_INPUT)
+    for name in ("weight", "start", "stop"):
+        rows[name] = given[name]
+    rows["receptor"] = given["receptor_bytes"] // (4 * BLOCK)
+    for row, table, memory in zip(rows, tables, kept, strict=True):
+        row["thresholds"] = len(table) if table.dtype == np.int32 else 0
+        row["table"], row["table_place"] = memory.address, shared.place(table, int(row["receptor"]))
     return rows, kept
 
 
 def pulse_rows(
-    given: Rows, values: Sequence[NDArray[np.float32] | None], device: Device
+    given: NDArray[np.void], values: Sequence[NDArray[np.float32] | None], device: Device
 ) -> tuple[Rows, list[Memory | None]]:
-    """Pulses of current, in the same way."""
+    """Return the rows of injected currents, from those of the CPU, and the device memory that they point to."""
     kept = [None if one is None else device.put(one) for one in values]
-    rows = np.zeros((len(values), word("U_WORDS")), np.int64)
-    for row, one, memory in zip(rows, given, kept, strict=True):
-        row[word("U_START")], row[word("U_STOP")] = one[w.C_START], one[w.C_STOP]
-        row[word("U_BITS")], row[word("U_VALUES")] = one[w.C_BITS], 0 if memory is None else memory.address
+    rows = given.copy()
+    rows["values"] = [0 if memory is None else memory.address for memory in kept]
     return rows, kept
 
 
 def signal_places(network: Network) -> dict[str, int]:
-    """Where the kernels keep the value of each neuromodulator and rhythm."""
+    """Return the index of each neuromodulator and rhythm among the signals."""
     places = {one.name: one.index for one in network.neuromodulators}
     return places | {one.name: len(places) + one.index for one in network.rhythms}
 
 
-def tie_rows(network: Network, parts: Sequence[NeuronPart], lengths: Sequence[int]) -> Rows:
-    """Which word of all constants follows which signal; `lengths` are the words of each part's constants."""
-    ties, first, places = [], 0, signal_places(network)
+def binding_rows(network: Network, parts: Sequence[NeuronPart], lengths: Sequence[int]) -> Rows:
+    """Return the rows of constants that follow a signal; `lengths` are the numbers of constants of the parts."""
+    bindings, first, places = [], 0, signal_places(network)
     for part, length in zip(parts, lengths, strict=True):
-        ties += [[first + at, places[signal]] for at, signal in part.signal_places().items()]
+        bindings += [(first + at, places[signal]) for at, signal in part.signal_places().items()]
         first += length
-    return np.array(ties, np.int64).reshape(-1, 2)
+    return np.array(bindings, BINDING)
 
 
 def probe_rows(
@@ -113,7 +162,7 @@ def probe_rows(
     dt_ms: float,
     device: Device,
 ) -> tuple[Rows, list[tuple[int, int]], list[Memory]]:
-    """The probes of states, each with its neurons block by block; (steps between samples, neurons) of each."""
+    """Return the rows of state probes, (steps between samples, neurons) of each, and the memory that they point to."""
     rows, numbers, kept = [], [], []
     for probe, part, _, ids in sampled:
         q = first_place[part.part.population] + ids
@@ -123,7 +172,7 @@ def probe_rows(
         memory = [device.put(starts.astype(np.int64)), device.put(cells[order].astype(np.int64))]
         every = to_steps(probe.every_ms or 0.0, dt_ms, "every_ms")
         row = FIRST_STATE_ROW + part.layout.states.index(probe.what)
-        rows.append([row, every, len(q), memory[0].address, memory[1].address])
+        rows.append((row, every, len(q), memory[0].address, memory[1].address))
         numbers.append((every, len(q)))
         kept += memory
-    return np.array(rows, np.int64).reshape(-1, word("B_WORDS")), numbers, kept
+    return np.array(rows, STATE_PROBE), numbers, kept

@@ -1,28 +1,40 @@
-"""A CUDA device as the engine needs it: memory, kernels from source, launches. On CuPy, which loads when it is used."""
+"""CUDA devices as the engine needs them: memory, compilation of kernels, launches.
+
+`Device` is the protocol; `CupyDevice` implements it with CuPy, which is imported on first use. Kernels are compiled by
+NVRTC directly and cached, because CuPy always compiles with `-ftz=true`, which flushes denormal numbers to 0; the CPU
+does not.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.devices import never_free, require_device
-from neuraxis.engine.cuda.nvrtc import compiled_file
+from neuraxis.devices import compiler_missing, never_free, require_device
+from neuraxis.engine.codegen import cache_folder
 from neuraxis.errors import InvalidArgument, KernelFailed
 
-__all__ = ["CupyDevice", "Device", "Memory", "Program", "parse_device"]
+__all__ = ["OPTIONS", "CupyDevice", "Device", "Memory", "Program", "compiled", "compiled_file", "parse_device"]
+
+# Options that determine bits: no contraction, and every operation is rounded as in IEEE 754.
+OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 @dataclass(eq=False)
 class Memory:
-    """An array on the device; nothing once that is closed."""
+    """Memory on the device; freed when the device is closed."""
 
     array: Any
     address: int
@@ -30,31 +42,31 @@ class Memory:
 
 
 class Outbound(Protocol):
-    """Room on the device whose content is copied to the host while kernels run."""
+    """Memory on the device that is copied to the host while kernels run."""
 
     memory: Memory
 
     def send(self, nbytes: int) -> None:
-        """Begin to copy, after all that was launched before."""
+        """Start an asynchronous copy after everything launched before."""
 
     def wait(self) -> NDArray[np.uint64]:
-        """What was sent, until the next `send`."""
+        """Wait for the copy and return it; valid until the next `send`."""
 
 
 class Program(Protocol):
-    """Compiled kernels, and their constant PLAN where they have one."""
+    """Compiled kernels, and their constant `layout` if they have one."""
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, arguments: Sequence[int]) -> None: ...
 
-    def set_plan(self, plan: NDArray[np.int64]) -> None: ...
+    def set_layout(self, layout: NDArray[np.void]) -> None: ...
 
 
 class Device(Protocol):
     name: str
     multiprocessors: int
-    shared_bytes: int  # that a block can have
+    shared_bytes: int  # shared memory of a block
     warp: int
-    turn: AbstractContextManager[Any]  # one thread at a time; kernels with a plan are told it and run within
+    lock: AbstractContextManager[Any]  # held while a layout is set and kernels that read it run
 
     def put(self, array: NDArray[Any]) -> Memory: ...
 
@@ -74,16 +86,16 @@ class Device(Protocol):
         """Sort uint64 numbers."""
 
     def compile(self, source: str, resident: bool) -> Program:
-        """`resident`: all blocks of a launch are on the device at the same time, or it fails."""
+        """Compile kernels; with `resident`, a launch fails unless all its blocks run at the same time."""
 
     def synchronize(self) -> None: ...
 
     def close(self) -> None:
-        """Give all memory back, whoever still holds some, unless the device is lost to this process."""
+        """Free all memory, unless the device has failed."""
 
 
 def parse_device(name: str) -> int | None:
-    """The number of the CUDA device that a name means ("cuda", "cuda:1"); None for "cpu"."""
+    """Return the number of the CUDA device of a name ("cuda", "cuda:1"); None for "cpu"."""
     if name == "cpu":
         return None
     kind, colon, number = name.partition(":")
@@ -93,8 +105,8 @@ def parse_device(name: str) -> int | None:
 
 
 _LARGE = 1 << 20
-# CuPy has one module for all that has the same source, and so one plan for all simulations of alike networks.
-_TURNS: defaultdict[int, AbstractContextManager[Any]] = defaultdict(threading.RLock)
+# CuPy shares a module between equal sources, and so one layout between simulations of similar networks.
+_LOCKS: defaultdict[int, AbstractContextManager[Any]] = defaultdict(threading.RLock)
 
 
 class CupyDevice:
@@ -107,12 +119,12 @@ class CupyDevice:
         self.multiprocessors = int(attributes["MultiProcessorCount"])
         self.shared_bytes = int(attributes["MaxSharedMemoryPerBlockOptin"])
         self.warp = 32
-        self.turn = _TURNS[number]
+        self.lock = _LOCKS[number]
         with self._device:
             self.name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
             self._pool = cupy.cuda.MemoryPool()
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._side = cupy.cuda.Stream(non_blocking=True)  # for what is copied while the other runs
+            self._side = cupy.cuda.Stream(non_blocking=True)  # for copies while kernels run on the other
         self._given: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._others: list[Any] = []  # modules and events
 
@@ -124,7 +136,7 @@ class CupyDevice:
                 free, total = self._cupy.cuda.runtime.memGetInfo()
                 raise MemoryError(
                     f"{self.name} has no {nbytes / 2**30:.2f} GiB left for the network: {free / 2**30:.1f} of "
-                    f"{total / 2**30:.1f} GiB are free. Use a smaller network, or device='cpu'"
+                    f"{total / 2**30:.1f} GiB are free. Use a smaller network, or device='cpu'."
                 ) from error
 
     def empty(self, nbytes: int) -> Memory:
@@ -153,13 +165,13 @@ class CupyDevice:
             with self._device:
                 self._guard(lambda: self._cupy.cuda.runtime.memcpyAsync(
                     memory.address + at, data.ctypes.data, data.nbytes, 1, self._stream.ptr))  # fmt: skip
-                self._guard(self._stream.synchronize)  # the array is the caller's again
+                self._guard(self._stream.synchronize)  # the caller may change the array afterwards
 
     def read(self, memory: Memory, kind: Any, count: int, at: int = 0) -> NDArray[Any]:
         nbytes = count * np.dtype(kind).itemsize
         if nbytes < _LARGE:
             data = np.empty(count, kind)
-        else:  # memory that the card writes to by itself is several times faster
+        else:  # pinned memory is several times faster
             data = np.frombuffer(self._guard(lambda: self._cupy.cuda.alloc_pinned_memory(nbytes)), kind, count)
         if data.nbytes:
             with self._device:
@@ -187,8 +199,8 @@ class CupyDevice:
             return call()
         except (self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             raise KernelFailed(
-                f"the steps of the network failed on {self.name}: {error}. Saved states are not touched by it; "
-                "CUDA can be used again by another process",
+                f"the steps of the network failed on {self.name}: {error}. Saved states are not touched. "
+                "Restore one in a new process, which can use CUDA again.",
                 status=int(error.status),
             ) from error
 
@@ -203,19 +215,19 @@ class CupyDevice:
             try:
                 self._side.synchronize()
                 self._stream.synchronize()
-            except self._cupy.cuda.runtime.CUDARuntimeError:  # whoever waited for the launch has heard of it
+            except self._cupy.cuda.runtime.CUDARuntimeError:  # reported to the caller of the failed launch
                 never_free([self._pool, self._stream, self._side, *arrays, *self._others])
             else:
                 arrays.clear()
                 self._pool.free_all_blocks()
-            self._stream = self._side = None  # a stream has memory of the card, too
+            self._stream = self._side = None  # a stream also holds device memory
 
 
 class _CupyOutbound:
     def __init__(self, device: CupyDevice, nbytes: int) -> None:
         self._device = device
         self.memory = device.empty(nbytes)
-        with device._device:  # memory that the card writes to by itself
+        with device._device:
             self._pinned = device._cupy.cuda.alloc_pinned_memory(max(8, nbytes))
             self._ready = device._cupy.cuda.Event(disable_timing=True)
             device._others.append(self._ready)
@@ -268,7 +280,7 @@ class _CupyProgram:
                 device._guard(lambda: function((grid,), (block,), values, shared_mem=shared))
 
     def _require_room(self, kernel: str, grid: int, block: int, shared: int) -> None:
-        """CuPy itself would launch fewer blocks than it was asked for."""
+        """Raise if the blocks do not fit at the same time; CuPy would launch fewer."""
         device, key = self._device, (kernel, block, shared)
         if key not in self._most:
             fitting = device._cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
@@ -278,13 +290,65 @@ class _CupyProgram:
             raise KernelFailed(
                 f"the steps of the network need {grid} blocks of {block} threads, each with {shared} bytes of shared "
                 f"memory, on {device.name} at the same time, and it has room for {self._most[key]}. "
-                "Use a smaller network, or device='cpu'"
+                "Use a smaller network, or device='cpu'."
             )
 
-    def set_plan(self, plan: NDArray[np.int64]) -> None:
+    def set_layout(self, layout: NDArray[np.void]) -> None:
         device = self._device
         with device._device:
-            pointer = device._guard(lambda: self._module.get_global("PLAN"))
+            pointer = device._guard(lambda: self._module.get_global("layout"))
             copy, stream = device._cupy.cuda.runtime.memcpyAsync, device._stream
-            device._guard(lambda: copy(pointer.ptr, plan.ctypes.data, plan.nbytes, 1, stream.ptr))
+            device._guard(lambda: copy(pointer.ptr, layout.ctypes.data, layout.nbytes, 1, stream.ptr))
             device._guard(stream.synchronize)
+
+
+@contextmanager
+def compiled_file(nvrtc: Any, source: str, capability: int) -> Iterator[Path]:
+    """Yield a file with the kernels for a compute capability (90 for 9.0), which may be temporary.
+
+    `nvrtc` is CuPy's module of that name.
+    """
+    try:
+        version = nvrtc.getVersion()
+    except (ImportError, RuntimeError) as error:
+        raise compiler_missing(error) from error
+    key = hashlib.sha256(repr((source, OPTIONS, capability, version)).encode()).hexdigest()[:32]
+    folder = cache_folder()
+    kept = None if folder is None else folder / f"{key}.cubin"
+    if kept is None or not kept.exists():
+        code = compiled(nvrtc, source, capability)
+        if kept is None or not _keep(code, kept):
+            with tempfile.TemporaryDirectory() as place:
+                file = Path(place) / "kernels.cubin"
+                file.write_bytes(code)
+                yield file
+            return
+    yield kept
+
+
+def _keep(code: bytes, kept: Path) -> bool:
+    try:
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix="compiling-") as place:
+            file = Path(place) / "kernels.cubin"
+            file.write_bytes(code)
+            os.replace(file, kept)  # atomic: other processes may read it
+    except OSError:  # a full disk
+        return False
+    return True
+
+
+def compiled(nvrtc: Any, source: str, capability: int) -> bytes:
+    """Compile kernels to machine code, or to PTX if NVRTC does not know the device."""
+    known = [int(one) for one in nvrtc.getSupportedArchs()]
+    kind, number = ("sm", capability) if capability in known else ("compute", max(known))
+    program = nvrtc.createProgram(source, "kernels.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (*OPTIONS, f"-arch={kind}_{number}"))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise KernelFailed(f"the kernels of the network could not be compiled: {log or error}") from error
+        made: bytes = nvrtc.getCUBIN(program) if kind == "sm" else nvrtc.getPTX(program)
+        return made
+    finally:
+        nvrtc.destroyProgram(program)

@@ -1,9 +1,9 @@
-"""How a shard is laid out on a GPU: its neurons on the blocks of a grid, and what fits where.
+"""Layout of a shard on a GPU: the assignment of neurons to blocks of a grid, and the use of registers and shared
+memory.
 
-Neuron number q of the shard (its populations one after the other) is cell q // blocks of block q % blocks, so that
-every block has its share of every population. With state in registers and the ring of what is still to arrive in
-shared memory, nothing of a neuron touches the card's memory between two steps; where that does not fit, both lie in
-the card's memory.
+Neuron number q of the shard (counted over all its populations) is cell q // blocks of block q % blocks, so that every
+block has a share of every population. If states fit into registers and the ring buffer of arriving weights into shared
+memory, neurons do not access global memory between two steps; otherwise both are in global memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.cpu.static_tables import narrow_shifts
 from neuraxis.engine.cuda.device import Device
-from neuraxis.engine.cuda.program import FIRST_STATE_ROW, Shape, foresees
-from neuraxis.engine.cuda.words import word
+from neuraxis.engine.cuda.program import FIRST_STATE_ROW, Shape, has_lookahead
+from neuraxis.engine.cuda.tables import POPULATION
 from neuraxis.engine.neurons import NeuronPart
-from neuraxis.engine.static_tables import narrow_shifts
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Projection
 
@@ -26,13 +26,13 @@ __all__ = ["Grid", "first_places", "lay_out"]
 
 MOST_THREADS = 1024
 USUAL_THREADS = 768
-MOST_EACH = 2  # neurons of a thread whose states stay in registers
+MOST_PER_THREAD = 2  # neurons of a thread whose states stay in registers
 MOST_ROWS = 24  # of such a neuron
-NEURONS_OF_A_BLOCK = 64  # at least, where there are few
+NEURONS_OF_A_BLOCK = 64  # at least, in small networks
 MOST_CELLS = 0x7FFF
 LIST = 1024
-AT_ONCE = 2
-DESK_BYTES = 256
+PREFETCHED = 2
+CONTROL_BYTES = 256
 RECORD_SIZES, HEAD_BYTES = (64, 128, 256), 16
 LONGEST_AGE = 63
 LARGEST_ROWS = 1 << 26
@@ -40,14 +40,14 @@ LARGEST_ROWS = 1 << 26
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers of things, and what the kernels are compiled for."""
+    """Sizes of a shard on a GPU, and the shape that the kernels are compiled for."""
 
     blocks: int
-    cells: int  # places for neurons in a block
+    cells: int  # neurons of a block at most
     neurons: int
     accumulators: int  # of a block, for one step
     slots: int
-    lines: int
+    message_slots: int
     shape: Shape
     shared_bytes: int
 
@@ -56,7 +56,7 @@ class Grid:
         return self.blocks * self.cells
 
     def to_cells(self, values: NDArray[np.generic], empty: int = 0) -> NDArray[np.generic]:
-        """Values of the shard's neurons, in the order of the cells of all blocks."""
+        """Reorder values of the shard's neurons to the order of the cells of all blocks."""
         padded = np.full(self.places, empty, values.dtype)
         padded[: self.neurons] = values
         return np.ascontiguousarray(padded.reshape(self.cells, self.blocks).T).reshape(-1)
@@ -65,13 +65,13 @@ class Grid:
         return np.ascontiguousarray(values.reshape(self.blocks, self.cells).T).reshape(-1)[: self.neurons]
 
     def row_of(self, q: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of records, and the cell among all, of neurons of the shard."""
+        """Return the index among the cells of all blocks of neurons of the shard; it is also their row of records."""
         rows: NDArray[np.int64] = q % self.blocks * self.cells + q // self.blocks
         return rows
 
 
 def first_places(parts: Sequence[NeuronPart]) -> dict[int, int]:
-    """By population: the number among the shard's neurons of its first one."""
+    """Return for each population the position of its first neuron among the shard's neurons."""
     ends = np.cumsum([part.part.n for part in parts])
     return {part.part.population: int(end) - part.part.n for part, end in zip(parts, ends, strict=True)}
 
@@ -80,27 +80,30 @@ def lay_out(
     network: Network, parts: list[NeuronPart], own_lag: int, constants: int, tables: int, outside: int, device: Device,
     plastic: bool, alone: bool,
 ) -> Grid:  # fmt: skip
-    """Choose the numbers for a shard.
+    """Choose the sizes for a shard.
 
-    `own_lag`: the shortest delay between the shard's own neurons; `constants` and `tables`: words of them that all
-    blocks keep at hand; `outside`: neurons of other shards that are heard here; `alone`: none is felt in the next step.
+    `own_lag` is the shortest delay between neurons of the shard in steps; `constants` and `tables` are the words of
+    constants and Poisson tables in shared memory; `outside` is the number of neurons of other shards that project here;
+    `alone` is True if no spike of another shard arrives in the next step.
     """
     neurons = sum(part.part.n for part in parts)
-    receptors = max((len(part.population.model.receptors) for part in parts), default=1) or 1
+    receptors = max((part.accumulators.rows for part in parts), default=1) or 1
     rows = FIRST_STATE_ROW + max((len(part.population.model.states) for part in parts), default=0)
     blocks = max(1, min(device.multiprocessors, -(-neurons // NEURONS_OF_A_BLOCK)))
     cells = -(-max(1, neurons) // blocks)
     if cells > MOST_CELLS:
         raise InvalidArgument(
-            f"{neurons:,} neurons on {device.name}: {blocks * MOST_CELLS:,} are the most; use device='cpu' with workers"
+            f"{neurons:,} neurons on {device.name}: {blocks * MOST_CELLS:,} are the most. Use device='cpu' and workers."
         )
     if blocks * cells + outside >= LARGEST_ROWS:
-        raise InvalidArgument(f"{neurons + outside:,} neurons: {LARGEST_ROWS:,} are the most that a GPU can hear")
+        raise InvalidArgument(
+            f"{neurons + outside:,} neurons: {LARGEST_ROWS:,} are the most whose spikes a GPU can receive"
+        )
     threads = min(MOST_THREADS, max(device.warp * 4, -(-cells // device.warp) * device.warp))
     if device.warp == 32:
-        threads = max(threads, USUAL_THREADS)  # deliveries want warps, too
-    each = -(-cells // threads)
-    registers = each <= MOST_EACH and rows <= MOST_ROWS
+        threads = max(threads, USUAL_THREADS)  # deliveries need warps, too
+    per_thread = -(-cells // threads)
+    registers = per_thread <= MOST_PER_THREAD and rows <= MOST_ROWS
 
     longest = max([network.delay_bounds_steps(one)[1] for one in network.projections if not one.plasticity], default=1)
     slots = max(2, 1 << max(0, longest - 1).bit_length())
@@ -112,18 +115,20 @@ def lay_out(
     wide = target_bits + delay_bits > 16 or any(one.index not in shifts for one in static)
     if target_bits + delay_bits > 32 or slots * accumulators >= 2**31:
         raise InvalidArgument(
-            f"delays of up to {longest:,} steps onto {neurons:,} neurons do not fit a synapse on a GPU; shorten them, "
-            "or use device='cpu'"
+            f"delays of up to {longest:,} steps onto {neurons:,} neurons do not fit a synapse on a GPU. Shorten them, "
+            "or use device='cpu'."
         )
-    # Where spikes are felt in the very next step, the mail is on the critical path. If every model knows its spikes one
-    # step ahead, they are told of then; else what is felt at once is delivered first.
-    foresight = own_lag == 1 and alone and registers and all(foresees(p.population.model, network.dt_ms) for p in parts)
-    urgent = (own_lag == 1 or not alone) and not foresight
-    lag = 0 if foresight else min(LONGEST_AGE, max(1, own_lag - 1))
+    # If spikes arrive in the very next step, the exchange between blocks is on the critical path. With lookahead spikes
+    # are published one step ahead; otherwise synapses that take effect at once are delivered first.
+    lookahead = (
+        own_lag == 1 and alone and registers and all(has_lookahead(p.population.model, network.dt_ms) for p in parts)
+    )
+    urgent = (own_lag == 1 or not alone) and not lookahead
+    lag = 0 if lookahead else min(LONGEST_AGE, max(1, own_lag - 1))
     modulators, rhythms = len(network.neuromodulators), len(network.rhythms)
     fixed = (
-        16 * blocks + DESK_BYTES + 8 * LIST + 8 * (-(-(cells + 3) // 8) * 8) + _padded(-(-cells // 32) * 8)
-        + _padded(8 * word("Q_WORDS") * len(parts)) + _padded(4 * tables) + _padded(4 * constants)
+        16 * blocks + CONTROL_BYTES + 8 * LIST + 8 * (-(-(cells + 3) // 8) * 8) + _padded(-(-cells // 32) * 8)
+        + _padded(POPULATION.itemsize * len(parts)) + _padded(4 * tables) + _padded(4 * constants)
         + _padded(4 * modulators) + _padded(4 * (modulators + rhythms))
     )  # fmt: skip
     if plastic:
@@ -131,39 +136,40 @@ def lay_out(
     word_bytes = 8 if wide else 4
     inline = _inlined(static, blocks, word_bytes) if registers or urgent else 0
     ring = 4 * slots * accumulators
-    stages = AT_ONCE * (threads // device.warp) * (HEAD_BYTES + word_bytes * inline)
+    stages = PREFETCHED * (threads // device.warp) * (HEAD_BYTES + word_bytes * inline)
     ring_in_shared = fixed + ring <= device.shared_bytes
     staged = registers and ring_in_shared and not urgent and fixed + ring + stages <= device.shared_bytes
     if fixed > device.shared_bytes:
         raise InvalidArgument(f"{len(network.populations):,} populations have too many constants for {device.name}")
     shape = Shape(
-        threads=threads, each=each, receptors=receptors, state_rows=rows, lag=lag, urgent=urgent, foresight=foresight,
+        threads=threads, neurons_per_thread=per_thread, receptors=receptors, state_rows=rows, lag=lag,
+        urgent=urgent, lookahead=lookahead,
         random=any(part.population.model.takes_uniform for part in parts), wide=wide,
         target_bits=target_bits,
-        inline=inline, at_once=AT_ONCE if staged else 0,
+        inline=inline, prefetched=PREFETCHED if staged else 0,
         segment_lanes=_lanes(static, blocks, device.warp),
         ring_in_shared=ring_in_shared, states_in_registers=registers,
         counts_populations=bool(network.modulations), signals=bool(modulators or rhythms), plastic=plastic,
         pulses=bool(network.current_inputs), probes=any(one.what != "spikes" for one in network.probes),
         outside=outside > 0, warp=device.warp,
     )  # fmt: skip
-    # The mail is kept as long as plastic synapses may look for it.
+    # Messages are kept as long as spikes can arrive at plastic synapses.
     plastic_delays = [network.delay_bounds_steps(one)[1] for one in network.projections if one.plasticity]
-    lines = 1 << (2 * lag + 4 + max(plastic_delays, default=0)).bit_length()
+    message_slots = 1 << (2 * lag + 4 + max(plastic_delays, default=0)).bit_length()
     return Grid(
         blocks,
         cells,
         neurons,
         accumulators,
         slots,
-        lines,
+        message_slots,
         shape,
         fixed + (ring if ring_in_shared else 0) + (stages if staged else 0),
     )
 
 
 def _inlined(static: Sequence[Projection], blocks: int, word_bytes: int) -> int:
-    """How many words a record has room for: so many that most segments need no second look into memory."""
+    """Return the number of words of a record, chosen so that most segments fit and need no second memory access."""
     by_source: dict[int, float] = {}
     for one in static:
         by_source[one.pre.index] = by_source.get(one.pre.index, 0.0) + one.expected_synapses / one.pre.n / blocks
@@ -174,7 +180,7 @@ def _inlined(static: Sequence[Projection], blocks: int, word_bytes: int) -> int:
 
 
 def _lanes(static: Sequence[Projection], blocks: int, warp: int) -> int:
-    """About half as many lanes as a segment has synapses: a power of two, and a warp at most."""
+    """Return a power of two of about half the synapses of a segment, at most a warp."""
     sources = {one.pre.index: one.pre.n for one in static}
     usual = sum(one.expected_synapses for one in static) / max(1, sum(sources.values())) / blocks
     lanes = 1

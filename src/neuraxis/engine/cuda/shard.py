@@ -1,61 +1,59 @@
 """A shard whose steps run on a GPU.
 
-It is a `Shard` like any other: its arrays on the host are what states, checkpoints and fingerprints are read from and
-written to. They and the device take turns in being the ones that are up to date: `advance` carries everything to the
-device if the host has it, and whoever asks for an array of the host brings everything back. Plastic synapses have
-turns of their own, and no array on the host before somebody asks for one. Static synapses stay on the device, and what
-is still to arrive at a neuron is computed anew from the spikes under way, as on the CPU.
+It is a `Shard`: states, checkpoints and fingerprints are read from and written to its host arrays. Either the host or
+the device is up to date (or both): `advance` copies everything to the device if necessary, and reading a host array
+copies everything back. Plastic synapses are copied separately, and only when they are read. Static synapses stay on the
+device, and the weights that will arrive at a neuron are recomputed from the spikes in transit, as on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.engine import plan as w
+from neuraxis.engine import tables as w
+from neuraxis.engine.cpu.plastic_tables import PlasticTable
+from neuraxis.engine.cpu.shard import SAMPLE_ROOM, Shard
+from neuraxis.engine.cpu.static_tables import StaticTable
 from neuraxis.engine.cuda.description import (
+    PoissonTables,
+    binding_rows,
     given_spikes,
     poisson_rows,
     population_rows,
     probe_rows,
     pulse_rows,
-    tie_rows,
 )
 from neuraxis.engine.cuda.device import Device, Memory, Program
-from neuraxis.engine.cuda.drain import Drain
 from neuraxis.engine.cuda.grid import first_places, lay_out
 from neuraxis.engine.cuda.history import History
 from neuraxis.engine.cuda.plastic import build_plastic_tables
-from neuraxis.engine.cuda.poisson_tables import PoissonTables
 from neuraxis.engine.cuda.program import FIRST_STATE_ROW, build_source, constant_words, model_key, steps_source
-from neuraxis.engine.cuda.status import Status
 from neuraxis.engine.cuda.synapses import Outside, StaticSynapses, draw_synapses
-from neuraxis.engine.cuda.words import word
+from neuraxis.engine.cuda.tables import LAYOUT, POPULATION, TICKS, TOTALS, offset_of
 from neuraxis.engine.neurons import NeuronPart
-from neuraxis.engine.outboxes import Listener, Outboxes
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.plastic_tables import PlasticTable
-from neuraxis.engine.shard import SAMPLE_ROOM, Shard
-from neuraxis.engine.static_tables import StaticTable
+from neuraxis.engine.spikes import Listener, SpikeBuffers
 from neuraxis.errors import InvalidArgument, KernelFailed
 from neuraxis.network import Network, Projection
+from neuraxis.network.modulation import CELLS, cosine_table
 from neuraxis.network.neuron_model import NeuronModel
-from neuraxis.network.rhythm import CELLS, cosine_table
 
-__all__ = ["CudaShard"]
+__all__ = ["CudaShard", "LaunchResult", "LaunchStatus", "SpikeDownload"]
 
-RECORDED_EACH = 6  # spikes of a neuron, and the launch ends: so that most are taken away while the next one runs
-LEAST_RECORDED = 1 << 12  # of a block
-FEW_NOTES = 1 << 14
+RECORDED_EACH = 6  # spikes per neuron, then the launch ends; most are copied while the next one runs
+LEAST_RECORDED = 1 << 12  # per block
+FEW_SPIKES = 1 << 14
 MOST_STEPS = 1 << 17  # of one launch
-MOST_NOTES = (1 << 31) - 1  # of a block, in one launch
-NOBODY = 1 << 40
-MOST_MODELS, MOST_RECEPTORS, MOST_CONSTANTS = 1 << 7, 63, 4 << 16  # what the kernels' traits have room for
+MOST_SPIKES = (1 << 31) - 1  # of a block in one launch
+UNLIMITED = 1 << 40
+MOST_MODELS, MOST_RECEPTORS, MOST_CONSTANTS = 1 << 7, 63, 4 << 16  # limits of the packed traits in the kernels
+_FIRST_ROOM = 1 << 16
 
 
 class CudaShard(Shard):
@@ -66,32 +64,32 @@ class CudaShard(Shard):
         network: Network,
         placement: tuple[tuple[Slice, ...], ...],
         me: int,
-        outboxes: Outboxes,
+        spike_buffers: SpikeBuffers,
         progress: Callable[[int], None] = lambda synapses: None,
         listeners: Sequence[Listener] = (),
         *,
         device: Device,
     ) -> None:
         self._device = device
-        # Which of the two is up to date: both are after somebody has looked at the host's arrays.
+        # Which side is up to date; both are after the host's arrays were read.
         self._host_is_fresh, self._device_is_fresh = True, False
         self._memory: dict[str, Memory] = {}
-        self._flushed = -1  # the step at which the device's plastic weights were, unless they have changed since
-        self._emitted = 0  # synaptic events of the spikes that were collected, delivered yet or not
+        self._flushed = -1  # step of the last flush on the device; -1 if weights have changed since
+        self._emitted = 0  # synaptic events of all collected spikes, delivered or not
         self._samples_taken: list[NDArray[np.uint32]] = []
-        self._changed = True  # what populations are told to do: inputs, silence
-        self._torn = False  # an error has left the device at another step than the host
-        super().__init__(network, placement, me, outboxes, progress, listeners)
+        self._changed = True  # inputs or silence of populations have changed
+        self._inconsistent = False  # an error has left device and host at different steps
+        super().__init__(network, placement, me, spike_buffers, progress, listeners)
         self._history = History(self)
         self._describe()
 
-    # --- the host's arrays; whoever wants to change them calls `take_over` first -----------------------------
+    # --- host arrays; call `take_over` before changing them ---------------------------------------------------
 
     def take_over(self, *, weights: bool = False) -> None:
         self._to_host()
         self._device_is_fresh = False
         if weights:
-            self._tables_there.take_over()
+            self._device_tables.take_over()
             self._flushed = -1
 
     @property
@@ -105,20 +103,20 @@ class CudaShard(Shard):
 
     @property
     def plastic(self) -> list[PlasticTable]:
-        self._tables_there.to_host()
+        self._device_tables.to_host()
         return self.plastic_held
 
     @plastic.setter
     def plastic(self, tables: list[PlasticTable]) -> None:
-        pass  # those that are held
+        pass  # `plastic_held` has them
 
     def _plastic_table(self, projection: Projection) -> PlasticTable:
         table = next(one for one in self.plastic_held if one.projection.index == projection.index)
-        self._tables_there.to_host(table)
+        self._device_tables.to_host(table)
         return table
 
     def hash_weights(self, table: PlasticTable) -> int:
-        there = self._tables_there
+        there = self._device_tables
         return there.hash_weights(table) if there.device_is_fresh else super().hash_weights(table)
 
     @property
@@ -134,8 +132,8 @@ class CudaShard(Shard):
     def events(self) -> int:
         if self._host_is_fresh:
             return super().events
-        self._check_is_whole()
-        return self._emitted - self._pending(putting=False)
+        self._check_consistent()
+        return self._emitted - self._pending(deliver=False)
 
     @property
     def static_synapses(self) -> int:
@@ -143,9 +141,9 @@ class CudaShard(Shard):
 
     @property
     def synapse_bytes(self) -> int:
-        return self.synapses.nbytes + self._tables_there.nbytes
+        return self.synapses.nbytes + self._device_tables.nbytes
 
-    # --- to build ---------------------------------------------------------------------------------------------
+    # --- construction -----------------------------------------------------------------------------------------
 
     def _kernel_of(self, part: NeuronPart) -> int:
         return 0
@@ -155,12 +153,12 @@ class CudaShard(Shard):
 
     def _make_static(self, progress: Callable[[int], None]) -> list[StaticTable]:
         network, parts = self.network, self._parts
-        self._lag = int(self.outboxes.lags[self.me, self.me])
-        self._lengths = [constant_words(part.population.model, network.dt_ms) for part in parts]
+        self._lag = int(self.spike_buffers.lags[self.me, self.me])
+        self._lengths = [constant_words(part.population.model, network.dt_ms, part.extra) for part in parts]
         self._tables = PoissonTables(network, parts)
         outside = Outside.of(network, self.slices)
         plastic = any(one.plasticity for one in network.projections)
-        alone = bool((np.delete(self.outboxes.lags[self.me], self.me) > 1).all())
+        alone = bool((np.delete(self.spike_buffers.lags[self.me], self.me) > 1).all())
         self.grid = lay_out(
             network, parts, self._lag, sum(self._lengths), len(self._tables.words), outside.rows,
             self._device, plastic, alone,
@@ -169,12 +167,12 @@ class CudaShard(Shard):
         self._outside = outside
         self._building = self._device.compile(build_source(self.grid.shape), resident=False)
         self.synapses: StaticSynapses = draw_synapses(
-            network, parts, self.grid, outside, self._device, self._building, progress, self.clipped
+            network, parts, self.grid, outside, self._device, self._building, progress, self.found
         )
         return []
 
     def _make_plastic(self, progress: Callable[[int], None]) -> list[PlasticTable]:
-        self._tables_there = build_plastic_tables(
+        self._device_tables = build_plastic_tables(
             self.network,
             self._parts,
             self.grid,
@@ -182,35 +180,35 @@ class CudaShard(Shard):
             self._building,
             self._outside.first,
             progress,
-            self.clipped,
+            self.found,
         )
-        return [one.table for one in self._tables_there.tables]
+        return [one.table for one in self._device_tables.tables]
 
     def _describe(self) -> None:
-        """Everything that does not change while the network runs."""
+        """Upload everything that does not change while the network runs, and fill the layout."""
         grid, network, device = self.grid, self.network, self._device
         models: dict[tuple[object, ...], int] = {}
-        kinds: list[tuple[NeuronModel, float]] = []
+        kinds: list[tuple[NeuronModel, float, tuple[int, ...]]] = []
         self._model_of = []
         for part in self._parts:
-            key = model_key(part.population.model, network.dt_ms)
+            key = (*model_key(part.population.model, network.dt_ms), part.extra)
             if key not in models:
                 models[key] = len(kinds)
-                kinds.append((part.population.model, network.dt_ms))
+                kinds.append((part.population.model, network.dt_ms, part.extra))
             self._model_of.append(models[key])
-            if len(part.population.model.receptors) > MOST_RECEPTORS:
+            if part.accumulators.rows > MOST_RECEPTORS:
                 raise InvalidArgument(
-                    f"{part.population.name!r}: {MOST_RECEPTORS} receptors are the most on {device.name}; use "
-                    "device='cpu'"
+                    f"{part.population.name!r}: {MOST_RECEPTORS} receptors (and accumulators where weights are far "
+                    f"apart) are the most on {device.name}. Use device='cpu'."
                 )
         if len(kinds) > MOST_MODELS or sum(self._lengths) > MOST_CONSTANTS:
             raise InvalidArgument(
                 f"{len(kinds)} different models with {sum(self._lengths):,} constants: {device.name} can have "
-                f"{MOST_MODELS} with {MOST_CONSTANTS:,}; use device='cpu'"
+                f"{MOST_MODELS} with {MOST_CONSTANTS:,}. Use device='cpu'."
             )
         self._kinds = kinds
         self._programs: dict[bool, Program] = {}
-        self._program(False)  # errors of a model are told before anything runs
+        self._program(False)  # report errors of a model before anything runs
 
         sizes = [part.part.n for part in self._parts]
         self._first_places = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
@@ -220,11 +218,11 @@ class CudaShard(Shard):
         self.longest_plastic_delay = max((int(table.delays[-1]) for table in self.plastic_held), default=0)
         slots = 1 << (self.longest_delay + 3).bit_length()
         self._count_slots = slots
-        blocks, lines = grid.blocks, grid.lines
-        # Beside those that end a launch, those of the steps until all blocks have heard of it.
+        blocks, message_slots = grid.blocks, grid.message_slots
+        # Spikes that end a launch, and those of the steps until all blocks have stopped.
         record_room = max(LEAST_RECORDED, RECORDED_EACH * grid.cells) + (grid.shape.lag + 4) * grid.cells
-        self._kept_steps = max(self.slots, self.outboxes.slots)
-        note_room = self._kept_steps * grid.cells
+        self._kept_steps = max(self.slots, self.spike_buffers.slots)
+        recent_room = self._kept_steps * grid.cells
         recorded = np.concatenate([*self._masks, np.zeros(0, np.uint8)])
         first_place = first_places(self._parts)
         poissons, tables = poisson_rows(self.poisson_rows, self._poisson_tables, self._tables, device)
@@ -240,86 +238,86 @@ class CudaShard(Shard):
         places = np.concatenate([*[np.arange(n) for n in sizes], np.zeros(0, np.int64)])
         modulators, rhythms = len(network.neuromodulators), len(network.rhythms)
         arrays: dict[str, NDArray[Any]] = {
-            "POPULATION_OF_ROW": population_of_row,
-            "POPULATION_OF_CELL": grid.to_cells(np.repeat(every, sizes).astype(np.int16), -1),
-            "PLACE_OF_CELL": grid.to_cells(places.astype(np.int32)),
-            "RECORDED_CELLS": grid.to_cells(recorded),
-            "POISSONS": poissons,
-            "TABLES": self._tables.words,
-            "PULSES": pulses,
-            "MODULATOR_ROWS": self.modulator_rows,
-            "RELEASES": self.release_rows,
-            "RHYTHMS": self._rhythm_rows,
-            "COSINES": cosine_table(),
-            "TIES": tie_rows(network, self._parts, self._lengths),
-            "PROBES": probes,
+            "population_of_row": population_of_row,
+            "population_of_cell": grid.to_cells(np.repeat(every, sizes).astype(np.int16), -1),
+            "place_of_cell": grid.to_cells(places.astype(np.int32)),
+            "recorded_cells": grid.to_cells(recorded),
+            "poisson_inputs": poissons,
+            "poisson_tables": self._tables.words,
+            "pulses": pulses,
+            "modulator_rows": self.modulator_rows,
+            "releases": self.release_rows,
+            "rhythms": self._rhythm_rows,
+            "cosines": cosine_table(),
+            "bindings": binding_rows(network, self._parts, self._lengths),
+            "probes": probes,
         }
         room: dict[str, int] = {
-            "RING": 4 * blocks * grid.slots * grid.accumulators,
-            "MAIL": 16 * blocks * lines,
-            "MANY": 2 * blocks * lines * grid.cells,
-            "POPULATION_ROWS": 8 * word("Q_WORDS") * max(1, len(sizes)),
-            "POPULATION_COUNTS": 4 * blocks * slots * len(network.populations) if grid.shape.counts_populations else 0,
-            "STATES": 4 * grid.shape.state_rows * grid.places,
-            "SPIKE_COUNTS": 4 * grid.places,
-            "SPIKE_RECORD": 8 * blocks * record_room if recorded.any() else 0,
-            "RECORDED": 4 * blocks,
-            "NOTES": 8 * blocks * note_room,
-            "NOTED": 4 * blocks,
-            "SAMPLES": 4 * len(self._samples),
-            "CONSTANTS": 4 * sum(self._lengths),
-            "LEVELS_BEFORE": 4 * modulators,
-            "LEVELS_AFTER": 4 * modulators,
-            "SIGNALS_BEFORE": 4 * (modulators + rhythms),
-            "SIGNALS_AFTER": 4 * (modulators + rhythms),
-            "FULL": 4 * blocks,
+            "ring": 4 * blocks * grid.slots * grid.accumulators,
+            "messages": 16 * blocks * message_slots,
+            "long_messages": 2 * blocks * message_slots * grid.cells,
+            "population_rows": POPULATION.itemsize * max(1, len(sizes)),
+            "population_counts": 4 * blocks * slots * len(network.populations) if grid.shape.counts_populations else 0,
+            "states": 4 * grid.shape.state_rows * grid.places,
+            "spike_counts": 4 * grid.places,
+            "spike_record": 8 * blocks * record_room if recorded.any() else 0,
+            "recorded": 4 * blocks,
+            "recent_spikes": 8 * blocks * recent_room,
+            "recent": 4 * blocks,
+            "samples": 4 * len(self._samples),
+            "constants": 4 * sum(self._lengths),
+            "levels_before": 4 * modulators,
+            "levels_after": 4 * modulators,
+            "signals_before": 4 * (modulators + rhythms),
+            "signals_after": 4 * (modulators + rhythms),
+            "full": 4 * blocks,
         }
         self._memory = {name: device.put(array) for name, array in arrays.items()}
         self._memory |= {name: device.zeros(nbytes) for name, nbytes in room.items()}
-        self._status = Status(device, blocks, len(sizes))
-        self._drain = Drain(device, blocks * record_room) if recorded.any() else None
-        self._notes = device.empty(8 * blocks * note_room)
+        self._status = LaunchStatus(device, blocks, len(sizes))
+        self._download = SpikeDownload(device, blocks * record_room) if recorded.any() else None
+        self._recent = device.empty(8 * blocks * recent_room)
         numbers = {
-            "BLOCKS": blocks, "CELLS": grid.cells, "SLOTS": grid.slots, "ACCUMULATORS": grid.accumulators,
-            "ROWS": self.synapses.rows, "RECORDS": self.synapses.records.address, "WORDS": self.synapses.starts.address,
-            "LINE_MASK": lines - 1, "POPULATIONS": len(network.populations), "COUNT_SLOTS": slots,
-            "RECORD_ROOM": record_room if recorded.any() else NOBODY, "NOTE_ROOM": note_room,
-            "CONSTANT_WORDS": sum(self._lengths), "MODULATORS": modulators, "RHYTHM_COUNT": rhythms,
-            "PLASTICS": self._tables_there.rows.address, "PLASTIC_COUNT": len(self.plastic_held),
-            "PARTS": len(sizes), "TABLE_WORDS": len(self._tables.words),
-            "CELL_BITS": CELLS.bit_length() - 1, "TIE_COUNT": len(self._ties), "PROBE_COUNT": len(self._probes),
+            "blocks": blocks, "cells": grid.cells, "slots": grid.slots, "accumulators": grid.accumulators,
+            "rows": self.synapses.rows, "records": self.synapses.records.address, "words": self.synapses.starts.address,
+            "message_mask": message_slots - 1, "populations": len(network.populations), "count_slots": slots,
+            "record_room": record_room if recorded.any() else UNLIMITED, "recent_room": recent_room,
+            "constant_words": sum(self._lengths), "modulators": modulators, "rhythm_count": rhythms,
+            "plastic_tables": self._device_tables.rows.address, "plastic_count": len(self.plastic_held),
+            "parts": len(sizes), "poisson_words": len(self._tables.words),
+            "cell_bits": CELLS.bit_length() - 1, "binding_count": len(self._bindings), "probe_count": len(self._probes),
         }  # fmt: skip
-        self._words = np.zeros(word("PLAN_WORDS"), np.int64)
+        self._layout = np.zeros((), LAYOUT)
         for name, value in numbers.items():
-            self._words[word(f"P_{name}")] = value
+            self._layout[name] = value
         for name, memory in self._memory.items():
-            self._words[word(f"P_{name}")] = memory.address
+            self._layout[name] = memory.address
         for name, address in self._status.addresses.items():
-            self._words[word(f"P_{name}")] = address
+            self._layout[name] = address
 
-    def _program(self, acting: bool) -> Program:
-        """The kernels; those that can force neurons to spike and keep populations silent take a little longer."""
-        if acting not in self._programs:
-            shape = replace(self.grid.shape, acting=acting)
-            self._programs[acting] = self._device.compile(steps_source(shape, self._kinds), resident=True)
-        return self._programs[acting]
+    def _program(self, interventions: bool) -> Program:
+        """Return the kernels; those with `interventions` can force spikes and silence populations, and are slower."""
+        if interventions not in self._programs:
+            shape = replace(self.grid.shape, interventions=interventions, checked=self.network.checks_finite)
+            self._programs[interventions] = self._device.compile(steps_source(shape, self._kinds), resident=True)
+        return self._programs[interventions]
 
-    def _check_is_whole(self) -> None:
-        if self._torn:
+    def _check_consistent(self) -> None:
+        if self._inconsistent:
             raise KernelFailed(
-                f"a launch on {self._device.name} was left in the middle by an error, and with it the state of the "
-                "network; make a new simulation, and restore a saved state"
+                f"a launch on {self._device.name} was left in the middle by an error, and the state is lost. "
+                "Make a new simulation and restore a saved state."
             )
 
     @contextmanager
-    def _kernels(self, acting: bool = False) -> Iterator[Program]:
-        """Kernels that know this shard; they have to end within. Others of the same source share their plan."""
-        with self._device.turn:
-            program = self._program(acting)
-            program.set_plan(self._words)
+    def _kernels(self, interventions: bool = False) -> Iterator[Program]:
+        """Yield kernels with this shard's layout, which must finish within: equal sources share one layout."""
+        with self._device.lock:
+            program = self._program(interventions)
+            program.set_layout(self._layout)
             yield program
 
-    # --- to run -------------------------------------------------------------------------------------------------
+    # --- running ------------------------------------------------------------------------------------------------
 
     def advance(self, until: int, spins: int, yields: int) -> int:
         while self.step < until:
@@ -327,13 +325,13 @@ class CudaShard(Shard):
             if reach <= self.step:
                 return w.WAITING
             self._to_device()
-            self._launch(min(reach, self._fits(until), self.step + min(MOST_STEPS, MOST_NOTES // self.grid.cells)))
+            self._launch(min(reach, self._fits(until), self.step + min(MOST_STEPS, MOST_SPIKES // self.grid.cells)))
         return w.DONE
 
     def _fits(self, until: int) -> int:
-        """How far the samples of states fit the room for them, and no pulse of current begins or ends."""
+        """Return the step up to which samples fit their memory and no injected current starts or stops."""
         now = self.step
-        for edge in self.pulse_rows[:, [w.C_START, w.C_STOP]].reshape(-1).tolist():
+        for edge in (*self.pulse_rows["start"].tolist(), *self.pulse_rows["stop"].tolist()):
             until = edge if now < edge < until else until
         while until > now + 1 and sum(n * (until // every - now // every) for every, n in self._probes) > SAMPLE_ROOM:
             until = now + (until - now) // 2
@@ -343,96 +341,110 @@ class CudaShard(Shard):
         device, memory, grid = self._device, self._memory, self.grid
         if self._changed:
             self._describe_changes()
-        self._check_is_whole()
-        self._torn = True
+        self._check_consistent()
+        self._inconsistent = True
         outside = self._history.enter(until)
-        self._words[word("P_OUTSIDE")], self._words[word("P_OUTSIDE_COUNT")] = outside
-        if self._tables_there.hear_others:
+        self._layout["outside"], self._layout["outside_count"] = outside
+        if self._device_tables.read_others:
             for name, value in self._history.past_of_others(until).items():
-                self._words[word(f"P_{name}")] = value
-        acting = bool(self.silent) or any(len(inputs) for inputs in self._inputs)
+                self._layout[name] = value
+        self._layout["check_step"] = self.control["check_step"]
+        interventions = bool(self.silent) or any(len(inputs) for inputs in self._inputs)
         before = self.step
-        with self._kernels(acting) as kernels:
+        with self._kernels(interventions) as kernels:
             self._host_is_fresh = False
             kernels.launch("advance_steps", grid.blocks, grid.shape.threads, grid.shared_bytes, [before, until])
-            self._put_together(kernels, "NOTES", "NOTED", "NOTE_ROOM", self._kept_steps, self._notes.address)
-            if self._drain is not None:
-                self._put_together(kernels, "SPIKE_RECORD", "RECORDED", "RECORD_ROOM", NOBODY, self._drain.address)
-                self._drain.settle()  # those of the launch before, while this one runs
-            told = self._status.take()
-        if told.lost:
+            self._compact(kernels, "recent_spikes", "recent", "recent_room", self._kept_steps, self._recent.address)
+            if self._download is not None:
+                self._compact(kernels, "spike_record", "recorded", "record_room", UNLIMITED, self._download.address)
+                self._download.receive()  # those of the previous launch, while this one runs
+            result = self._status.take()
+        if result.lost:
             raise KernelFailed(
                 f"the blocks of {device.name} lost each other after step {before}: one of them did not answer. "
-                "The state before it is lost; restore a saved one"
+                "The state is lost; restore a saved one."
             )
-        if self._drain is not None:
-            self._drain.send(told.total("RECORDED"))
-        self.plan[w.P_STEP] = now = told.total("STEP")
+        if self._download is not None:
+            self._download.send(result.total("recorded"))
+        self.control["step"] = now = result.total("step")
         with np.errstate(over="ignore"):
-            self.plan[w.P_HASH] += told.totals[word("TOTAL_HASH")]
-        self._emitted += told.total("EVENTS")
-        self.plan[w.P_WAITED] += told.ticks[word("TICKS_WAITING")]
-        self.plan[w.P_DELIVERED] += told.ticks[word("TICKS_DELIVERING")]
-        self.plan[w.P_UPDATED] += told.ticks[word("TICKS_UPDATING")] + told.ticks[word("TICKS_PUBLISHING")]
-        self._spikes[[part.part.population for part in self._parts]] += told.spikes
-        # What the kernel left in one place is what it begins with the next time.
-        for name in ("LEVELS", "SIGNALS"):
-            one, other = memory[f"{name}_BEFORE"], memory[f"{name}_AFTER"]
-            memory[f"{name}_BEFORE"], memory[f"{name}_AFTER"] = other, one
-            self._words[word(f"P_{name}_BEFORE")], self._words[word(f"P_{name}_AFTER")] = other.address, one.address
-        if told.total("SAMPLED"):
-            self._samples_taken.append(device.read(memory["SAMPLES"], np.uint32, told.total("SAMPLED")))
-        self._tables_there.ran()
+            self.control["hash"] += result.totals["hash"].view(np.int64)
+        self._note_instability(result.total("unstable"))
+        self._emitted += result.total("events")
+        self.control["waited"] += result.ticks["waiting"]
+        self.control["delivered"] += result.ticks["delivering"]
+        self.control["updated"] += result.ticks["updating"] + result.ticks["publishing"]
+        self._spikes[[part.part.population for part in self._parts]] += result.spikes
+        # The output of this launch is the input of the next.
+        for name in ("levels", "signals"):
+            one, other = memory[f"{name}_before"], memory[f"{name}_after"]
+            memory[f"{name}_before"], memory[f"{name}_after"] = other, one
+            self._layout[f"{name}_before"], self._layout[f"{name}_after"] = other.address, one.address
+        if result.total("sampled"):
+            self._samples_taken.append(device.read(memory["samples"], np.uint32, result.total("sampled")))
+        self._device_tables.mark_changed()
         self._flushed = -1
-        self._history.note(before, now, self._sorted_notes(told.total("NOTED")))
-        self._torn = False
-        if self.plastic_held and device.read(memory["FULL"], np.int32, grid.blocks).any():
+        self._history.add(before, now, self._sorted_recent(result.total("recent")))
+        self._inconsistent = False
+        if self.plastic_held and device.read(memory["full"], np.int32, grid.blocks).any():
             self._make_room()
 
+    def _note_instability(self, result: int) -> None:
+        """Unpack the first state that was not finite (see neurons.cuh)."""
+        if result == 0 or self.control["unstable_step"]:
+            return
+        packed = ~result % 2**64
+        place, state, kind = packed >> 9 & 0xFFFFFF, packed >> 2 & 0x7F, packed & 3
+        part = int(np.searchsorted(self._first_places, place, side="right")) - 1
+        bits = np.array([np.nan, np.inf, -np.inf], np.float32)[kind].view(np.uint32)
+        neuron = place - int(self._first_places[part])
+        for name, value in zip(w.UNSTABLE, (packed >> 33, part, neuron, state, int(bits)), strict=True):
+            self.control[name] = value
+
     def _make_room(self) -> None:
-        """Let histories of post spikes forget what was applied; where that does not help, make them longer."""
-        device, full = self._device, self._memory["FULL"]
+        """Flush full histories of target spikes; if that does not help, double their capacity."""
+        device, full = self._device, self._memory["full"]
         with self._kernels() as kernels:
             kernels.launch("flush_plastic", self.grid.blocks, self.grid.shape.threads, 0, [self.step])
             still = device.read(full, np.int32, self.grid.blocks).any()
-        self._tables_there.ran()
+        self._device_tables.mark_changed()
         if still:
-            self._tables_there.remember_more()
+            self._device_tables.grow_history()
             device.clear(full)
         self._flushed = self.step
 
     def flush(self) -> None:
-        if not self._tables_there.device_is_fresh:
+        if not self._device_tables.device_is_fresh:
             super().flush()
         elif self.plastic_held and self._flushed != self.step:
-            self._tables_there.to_device()
+            self._device_tables.to_device()
             self._make_room()
 
-    def _put_together(self, kernels: Program, entries: str, counts: str, room: str, steps: int, to: int) -> None:
-        """Put what each block has of its last steps in one place; the status tells how many there are."""
-        memory, size = self._memory, int(self._words[word(f"P_{room}")])
+    def _compact(self, kernels: Program, entries: str, counts: str, room: str, steps: int, to: int) -> None:
+        """Concatenate the entries of all blocks of the last steps; the status has their number."""
+        memory, size = self._memory, int(self._layout[room])
         kernels.launch(
-            "put_together", self.grid.blocks, 128 if self._device.warp == 32 else self._device.warp, 64,
+            "compact", self.grid.blocks, 128 if self._device.warp == 32 else self._device.warp, 64,
             [memory[entries].address, size, memory[counts].address, steps, to, self._status.address_of(counts)],
         )  # fmt: skip
 
-    def _sorted_notes(self, n: int) -> NDArray[np.uint64]:
-        if n <= FEW_NOTES:
-            return np.sort(self._device.read(self._notes, np.uint64, n))
-        self._device.sort(self._notes, n)
-        return self._device.read(self._notes, np.uint64, n)
+    def _sorted_recent(self, n: int) -> NDArray[np.uint64]:
+        if n <= FEW_SPIKES:
+            return np.sort(self._device.read(self._recent, np.uint64, n))
+        self._device.sort(self._recent, n)
+        return self._device.read(self._recent, np.uint64, n)
 
     def take_recorded(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
         nothing = np.zeros(0, np.int64)
-        steps, ids = (nothing, nothing) if self._drain is None else self._drain.take()
+        steps, ids = (nothing, nothing) if self._download is None else self._download.take()
         samples = np.concatenate([*self._samples_taken, np.zeros(0, np.uint32)])
         self._samples_taken = []
         return steps, ids, samples
 
-    # --- between the two ------------------------------------------------------------------------------------
+    # --- transfer between host and device -------------------------------------------------------------------
 
     def _to_device(self) -> None:
-        self._tables_there.to_device()
+        self._device_tables.to_device()
         if self._device_is_fresh:
             return
         device, grid, memory, shape = self._device, self.grid, self._memory, self.grid.shape
@@ -446,28 +458,28 @@ class CudaShard(Shard):
                 rows[0, here], rows[1, here] = part.row(part.layout.stream), part.row(part.layout.stream + 1)
         for row in range(shape.state_rows):
             states[row] = grid.to_cells(rows[row])
-        device.write(memory["STATES"], states)
+        device.write(memory["states"], states)
         counts = np.concatenate([*[part.spike_counts for part in self._parts], np.zeros(0, np.int32)])
-        device.write(memory["SPIKE_COUNTS"], grid.to_cells(counts))
+        device.write(memory["spike_counts"], grid.to_cells(counts))
         constants = [part.constants[:n] for part, n in zip(self._parts, self._lengths, strict=True)]
-        device.write(memory["CONSTANTS"], np.concatenate([*constants, np.zeros(0, np.float32)]))
-        device.write(memory["LEVELS_BEFORE"], self._levels_kept[: len(self.network.neuromodulators)])
-        device.write(memory["SIGNALS_BEFORE"], self._signals[: memory["SIGNALS_BEFORE"].nbytes // 4])
-        device.clear(memory["RING"])
-        device.clear(memory["FULL"])
+        device.write(memory["constants"], np.concatenate([*constants, np.zeros(0, np.float32)]))
+        device.write(memory["levels_before"], self._levels_kept[: len(self.network.neuromodulators)])
+        device.write(memory["signals_before"], self._signals[: memory["signals_before"].nbytes // 4])
+        device.clear(memory["ring"])
+        device.clear(memory["full"])
         self._history.put_on_device()
-        self._emitted = int(self.plan[w.P_EVENTS]) + self._pending(putting=True)
+        self._emitted = int(self.control["events"]) + self._pending(deliver=True)
         self._device_is_fresh = True
 
     def _to_host(self) -> None:
         if self._host_is_fresh:
             return
-        self._check_is_whole()
+        self._check_consistent()
         device, grid, memory, shape = self._device, self.grid, self._memory, self.grid.shape
-        self.plan[w.P_EVENTS] = self._emitted - self._pending(putting=False)
-        states = device.read(memory["STATES"], np.uint32, shape.state_rows * grid.places).reshape(shape.state_rows, -1)
+        self.control["events"] = self._emitted - self._pending(deliver=False)
+        states = device.read(memory["states"], np.uint32, shape.state_rows * grid.places).reshape(shape.state_rows, -1)
         rows = [grid.from_cells(one).view(np.uint32) for one in states]
-        counts = grid.from_cells(device.read(memory["SPIKE_COUNTS"], np.int32, grid.places))
+        counts = grid.from_cells(device.read(memory["spike_counts"], np.int32, grid.places))
         for part, first in zip(self._parts, self._first_places, strict=False):
             here = slice(int(first), int(first) + part.part.n)
             for row in range(len(part.layout.states)):
@@ -477,30 +489,30 @@ class CudaShard(Shard):
                 part.put_row(part.layout.stream + 1, rows[1][here])
             part.spike_counts[:] = counts[here]
         modulators = len(self.network.neuromodulators)
-        self._levels_kept[:modulators] = device.read(memory["LEVELS_BEFORE"], np.float32, modulators)
-        signals = memory["SIGNALS_BEFORE"].nbytes // 4
-        self._signals[:signals] = device.read(memory["SIGNALS_BEFORE"], np.float32, signals)
+        self._levels_kept[:modulators] = device.read(memory["levels_before"], np.float32, modulators)
+        signals = memory["signals_before"].nbytes // 4
+        self._signals[:signals] = device.read(memory["signals_before"], np.float32, signals)
         self._host_is_fresh = True
 
-    def _pending(self, *, putting: bool) -> int:
-        """The synaptic events that spikes collected so far will still bring; `putting`: into the empty ring, too."""
+    def _pending(self, *, deliver: bool) -> int:
+        """Count the future synaptic events of collected spikes; with `deliver`, also fill the ring with them."""
         device, spikes = self._device, self._history.collected()
         given = device.put(spikes)
         threads = 512 if device.warp == 32 else 4 * device.warp
         with self._kernels() as kernels:
-            arguments = [given.address, len(spikes), self.step, int(putting)]
+            arguments = [given.address, len(spikes), self.step, int(deliver)]
             kernels.launch("gather_pending", self.grid.blocks, threads, 0, arguments)
-            return self._status.take().total("PENDING")
+            return self._status.take().total("pending")
 
     def _describe_changes(self) -> None:
-        """What populations are told to do: who is silent, and who has to spike when."""
+        """Upload the silence of populations and the given spikes."""
         device = self._device
         rows = population_rows(self._parts, self.slice_rows, self._model_of, self._lengths, self._first_places)
-        device.write(self._memory["POPULATION_ROWS"], rows)
+        device.write(self._memory["population_rows"], rows)
         given, starts = given_spikes(self._inputs, self._first_places, self.grid.blocks)
-        for name, array in (("INPUTS", given), ("INPUT_STARTS", starts)):
+        for name, array in (("inputs", given), ("input_starts", starts)):
             self._memory[name] = device.put(array)
-            self._words[word(f"P_{name}")] = self._memory[name].address
+            self._layout[name] = self._memory[name].address
         self._changed = False
 
     def _merge_inputs_of(self, i: int) -> None:
@@ -512,9 +524,101 @@ class CudaShard(Shard):
         self._changed = True
 
     def resume(self, step: int) -> None:
-        self.take_over()  # the step is the host's to set
+        self.take_over()  # the step is set on the host
         super().resume(step)
 
     def jump(self, step: int) -> None:
         self.take_over()
         super().jump(step)
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """Totals of a launch."""
+
+    totals: NDArray[np.void]  # one record of TOTALS
+    ticks: NDArray[np.void]  # one record of TICKS
+    lost: bool  # a block timed out waiting for another
+    spikes: NDArray[np.int64]  # of each population with neurons on this shard
+
+    def total(self, name: str) -> int:
+        return int(self.totals[name])
+
+
+class LaunchStatus:
+    """Memory on the device for the totals of a launch, read in one transfer; zero before each launch."""
+
+    def __init__(self, device: Device, blocks: int, parts: int) -> None:
+        self._device = device
+        self._parts = parts
+        fields = [("totals", TOTALS), ("ticks", TICKS), ("lost", np.int64)]
+        self._dtype = np.dtype([*fields, ("population_spikes", np.int64, (blocks, max(1, parts)))])
+        self._memory = device.zeros(self._dtype.itemsize)
+        self.addresses = {name: self._memory.address + offset_of(self._dtype, name) for name in self._dtype.names or ()}
+
+    def address_of(self, total: str) -> int:
+        """Return the address of one of the totals."""
+        return self.addresses["totals"] + offset_of(TOTALS, total)
+
+    def take(self) -> LaunchResult:
+        """Wait for the launch, return its totals and set them to zero for the next."""
+        status = self._device.read(self._memory, self._dtype, 1)[0]
+        self._device.clear(self._memory)
+        spikes = status["population_spikes"].sum(axis=0)[: self._parts]
+        return LaunchResult(status["totals"], status["ticks"], bool(status["lost"]), spikes)
+
+
+class SpikeDownload:
+    """Double buffer for recorded spikes: a launch fills one buffer while the other is copied to the host.
+
+    `most` is the largest number of spikes of a launch.
+    """
+
+    def __init__(self, device: Device, most: int) -> None:
+        self._device = device
+        self._buffers = [device.outbound(8 * most) for _ in range(2)]
+        self._filling = 0
+        self._copying = False
+        self._n, self._room = 0, _FIRST_ROOM
+        self._make_arrays()
+
+    @property
+    def address(self) -> int:
+        """Address for the spikes (step << 32 | id) of the next launch, in any order."""
+        return self._buffers[self._filling].memory.address
+
+    def send(self, count: int) -> None:
+        """Sort `count` spikes and start to copy them to the host; the next launch may start at once."""
+        self.receive()
+        buffer = self._buffers[self._filling]
+        self._device.sort(buffer.memory, count)
+        buffer.send(8 * count)
+        self._copying, self._filling = True, 1 - self._filling
+
+    def receive(self) -> None:
+        """Unpack the copied spikes; this costs no time while a launch runs."""
+        if not self._copying:
+            return
+        self._copying = False
+        came = self._buffers[1 - self._filling].wait().view(np.int64)
+        end = self._n + len(came)
+        if end > self._room:
+            old_steps, old_ids = self._steps, self._ids
+            self._room = max(end, 2 * self._room)
+            self._make_arrays()
+            self._steps[: self._n], self._ids[: self._n] = old_steps[: self._n], old_ids[: self._n]
+        np.right_shift(came, 32, out=self._steps[self._n : end])
+        np.bitwise_and(came, 0xFFFFFFFF, out=self._ids[self._n : end])
+        self._n = end
+
+    def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the steps and ids of all spikes recorded since the last call, in order."""
+        self.receive()
+        taken = self._steps[: self._n], self._ids[: self._n]
+        self._n = 0
+        self._make_arrays()
+        return taken
+
+    def _make_arrays(self) -> None:
+        # Pages that are never written to use no physical memory.
+        self._steps, self._ids = np.empty(self._room, np.int64), np.empty(self._room, np.int64)

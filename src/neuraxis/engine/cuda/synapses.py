@@ -1,44 +1,59 @@
-"""Draw the static synapses of a shard on the GPU: the same ones that the CPU would draw, cut by block and source."""
+"""Draw the static synapses of a shard on the GPU: the same ones as on the CPU, ordered by block and source."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.cpu.static_tables import LARGEST_NARROW, BuildTally, narrow_shifts
 from neuraxis.engine.cuda.device import Device, Memory, Program
 from neuraxis.engine.cuda.grid import HEAD_BYTES, Grid, first_places
-from neuraxis.engine.cuda.jobs import Jobs, double, most_threads, usual_threads, wide_grid
+from neuraxis.engine.cuda.tables import JOB, TALLY, TREE, TREE_LEVEL
+from neuraxis.engine.encoding import Drawn, encode_rule
 from neuraxis.engine.neurons import NeuronPart
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.static_tables import LARGEST_NARROW, narrow_shifts
+from neuraxis.engine.random import normal_table
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Projection
+from neuraxis.network.rules import FixedTotalNumber
 
-__all__ = ["Outside", "StaticSynapses", "draw_synapses"]
+__all__ = [
+    "DeviceBuildTally",
+    "Jobs",
+    "Outside",
+    "StaticSynapses",
+    "draw_synapses",
+    "most_threads",
+    "usual_threads",
+    "wide_grid",
+]
 
 LARGEST_BLOCK = 2**32 - 1
+_THREADS = 256
+_BLOCKS_FOR_EACH_MULTIPROCESSOR = 8
 
 
 @dataclass(frozen=True)
 class Outside:
-    """The rows of sources that other shards hold: population p's neuron i is row first[p] + i."""
+    """Rows of source neurons on other shards: neuron i of population p has row first[p] + i."""
 
     first: dict[int, int]
     rows: int
 
     @classmethod
     def of(cls, network: Network, slices: Sequence[Slice]) -> Outside:
-        """Of the populations that are not whole in these slices and project to them; numbered from 0."""
+        """Return the rows of populations that project to these slices and are not complete in them, from row 0."""
         here = {part.population: part.n for part in slices}
         first, rows = {}, 0
         for population in network.populations:
-            hears = any(
+            is_read = any(
                 one.pre.index == population.index and one.post.index in here for one in network.projections
             ) or any(one.population.index == population.index for one in network.modulations)
-            if hears and here.get(population.index, 0) < population.n:
+            if is_read and here.get(population.index, 0) < population.n:
                 first[population.index] = rows
                 rows += population.n
         return cls(first, rows)
@@ -48,7 +63,7 @@ class Outside:
 class StaticSynapses:
     records: Memory
     words: Memory
-    starts: Memory  # the address of each block's words
+    starts: Memory  # addresses of the words of each block
     rows: int
     synapses: int
     nbytes: int
@@ -56,12 +71,13 @@ class StaticSynapses:
 
 def draw_synapses(
     network: Network, parts: list[NeuronPart], grid: Grid, outside: Outside, device: Device, program: Program,
-    progress: Callable[[int], None], clipped: NDArray[np.int64],
+    progress: Callable[[int], None], found: BuildTally,
 ) -> StaticSynapses:  # fmt: skip
-    """The synapses of all projections without plasticity onto these neurons. `clipped` counts the delays that were."""
+    """Draw the synapses of all static projections onto these neurons."""
     rows = grid.places + outside.rows
     record_bytes = HEAD_BYTES + grid.shape.inline * (8 if grid.shape.wide else 4)
     jobs = Jobs(network, parts, grid, device, program)
+    tally = DeviceBuildTally(network, found, device)
     layout = _Layout(network, parts, grid, outside)
     expected = []
     part_of = {part.part.population: part for part in parts}
@@ -69,17 +85,17 @@ def draw_synapses(
         part = part_of.get(projection.post.index)
         if projection.plasticity or part is None or projection.expected_synapses <= 0:
             continue
-        jobs.add(projection, part, layout.words(projection, part))
+        jobs.add(projection, part, layout.fields(projection, part) | tally.fields(projection, part.part))
         expected.append(round(projection.expected_synapses * part.part.n / projection.post.n))
     jobs.draw_in_degrees()
     counts = device.zeros(8 * grid.blocks * rows)
     records = device.empty(record_bytes * grid.blocks * rows)
     totals = device.zeros(8 * grid.blocks)
-    counted = device.zeros(16)  # delays clipped, synapses
+    counted = device.zeros(8)
     shift_of_row = device.put(layout.shift_of_row(rows))
     common = {
-        "SEGMENT_COUNTS": counts.address, "RECORDS": records.address, "TOTALS": totals.address, "ROWS": rows,
-        "CLIPPED": counted.address, "SYNAPSES": counted.address + 8, "SHIFT_OF_ROW": shift_of_row.address,
+        "segment_counts": counts.address, "records": records.address, "totals": totals.address, "rows": rows,
+        "synapses": counted.address, "shift_of_row": shift_of_row.address,
     }  # fmt: skip
     described = jobs.describe(common)
     for job in described[: len(expected)]:
@@ -88,24 +104,24 @@ def draw_synapses(
     program.launch("place_segments", grid.blocks, threads, 8 * (threads + 1), described[:1])
     sizes = device.read(totals, np.uint64, grid.blocks).astype(np.int64)
     if sizes.max(initial=0) > LARGEST_BLOCK:
-        raise InvalidArgument(f"{int(sizes.sum()):,} synapses are too many for {device.name}; use more devices")
+        raise InvalidArgument(f"{int(sizes.sum()):,} synapses are too many for {device.name}. Use more devices.")
     word_bytes = 8 if grid.shape.wide else 4
     words = device.empty(word_bytes * int(sizes.sum()))
     first = words.address + word_bytes * np.concatenate(([0], np.cumsum(sizes)[:-1]))
     starts = device.put(first.astype(np.int64))
     device.clear(counts)
-    described = jobs.describe(common | {"WORDS": starts.address, "PLACING": 1})
+    described = jobs.describe(common | {"words": starts.address, "storing": 1})
     for job, synapses in zip(described, expected, strict=False):
         program.launch("scan_projection", wide_grid(device), usual_threads(device), 0, [job])
         progress(synapses)
     device.synchronize()
-    clips, drawn = device.read(counted, np.int64, 2)
-    clipped[0] += clips
-    return StaticSynapses(records, words, starts, rows, int(drawn), records.nbytes + words.nbytes)
+    tally.take()
+    drawn = int(device.read(counted, np.int64, 1)[0])
+    return StaticSynapses(records, words, starts, rows, drawn, records.nbytes + words.nbytes)
 
 
 class _Layout:
-    """How static synapses are packed, and the rows of their sources."""
+    """Packing of static synapses, and the rows of their sources."""
 
     def __init__(self, network: Network, parts: list[NeuronPart], grid: Grid, outside: Outside) -> None:
         self._network, self._grid, self._outside = network, grid, outside
@@ -113,18 +129,19 @@ class _Layout:
         self._part_of = {part.part.population: part for part in parts}
         self._shifts = narrow_shifts(network)
 
-    def words(self, projection: Projection, part: NeuronPart) -> dict[str, int]:
-        network, pre = self._network, self._part_of.get(projection.pre.index)
+    def fields(self, projection: Projection, part: NeuronPart) -> dict[str, Any]:
+        pre = self._part_of.get(projection.pre.index)
+        row, exponent = self._network.accumulator_of(projection)
         shift = self._shifts.get(projection.index, 0)
         narrow = projection.index in self._shifts
         own = (pre.part.first, pre.part.last) if pre is not None else (0, 0)
         return {
-            "URGENT": int(self._grid.shape.urgent),
-            "RECEPTOR": part.population.model.receptors.index(projection.receptor),
-            "INVERSE_LSB": double(2.0 ** -(network.exponent(projection.post, projection.receptor) + shift)),
-            "LARGEST": double(float(LARGEST_NARROW if narrow else 2**31 - 1)), "SHIFT": shift,
-            "PRE_FIRST": own[0], "PRE_LAST": own[1], "PRE_PLACE": self._first_places.get(projection.pre.index, 0),
-            "PRE_OUTSIDE": self._outside.first.get(projection.pre.index, 0),
+            "urgent": int(self._grid.shape.urgent),
+            "receptor": row,
+            "inverse_lsb": 2.0 ** -(exponent + shift),
+            "largest": LARGEST_NARROW if narrow else 2**31 - 1, "shift": shift,
+            "pre_first": own[0], "pre_last": own[1], "pre_place": self._first_places.get(projection.pre.index, 0),
+            "pre_outside": self._outside.first.get(projection.pre.index, 0),
         }  # fmt: skip
 
     def shift_of_row(self, rows: int) -> NDArray[np.uint8]:
@@ -141,3 +158,115 @@ class _Layout:
                 first = self._outside.first[pre.index]
                 shifts[first : first + pre.n] = shift
         return shifts
+
+
+def usual_threads(device: Device) -> int:
+    return _THREADS if device.warp == 32 else 4 * device.warp
+
+
+def most_threads(device: Device) -> int:
+    """Return the threads for kernels that run one thread block per block of the grid."""
+    return 1024 if device.warp == 32 else 4 * device.warp
+
+
+def wide_grid(device: Device) -> int:
+    return device.multiprocessors * _BLOCKS_FOR_EACH_MULTIPROCESSOR
+
+
+class Jobs:
+    """Projections to draw, as rows for the kernels; owns the memory that the rows point to."""
+
+    def __init__(self, network: Network, parts: list[NeuronPart], grid: Grid, device: Device, program: Program) -> None:
+        self.device, self.program = device, program
+        self._network, self._grid = network, grid
+        self._first_places = first_places(parts)
+        self._kept: list[Memory] = []
+        self._jobs: list[dict[str, Any]] = []
+        self._trees: list[tuple[Projection, Memory]] = []
+        self._normal = self.put(normal_table())
+
+    def add(self, projection: Projection, part: NeuronPart, fields: dict[str, Any]) -> None:
+        """Add a projection onto the neurons of a part; `fields` are further ones, for specific kernels."""
+        self._jobs.append(self._drawing_fields(projection, part) | fields)
+
+    def put(self, array: NDArray[Any]) -> int:
+        """Return the address of a copy on the device; 0 for an empty array."""
+        if array.size == 0:
+            return 0
+        self._kept.append(self.device.put(array))
+        return self._kept[-1].address
+
+    def describe(self, common: dict[str, Any]) -> list[int]:
+        """Return the addresses of the rows, with common fields added; at least one row, even without projections."""
+        table = np.zeros(max(1, len(self._jobs)), JOB)
+        for values, row in zip(self._jobs or [{}], table, strict=True):
+            for name, value in (values | common).items():
+                row[name] = value
+        first = self.put(table)
+        return [first + JOB.itemsize * i for i in range(len(table))]
+
+    def draw_in_degrees(self) -> None:
+        """Draw the in-degrees of fixed totals, level by level of their trees."""
+        if not self._trees:
+            return
+        device = self.device
+        table = np.array([(one.index, one.post.n, memory.address) for one, memory in self._trees], TREE)
+        trees = device.put(table)
+        threads = usual_threads(device)
+        job = device.empty(TREE_LEVEL.itemsize)
+        for level in range(int(table["n_post"].max()).bit_length()):
+            device.write(job, np.array((level, len(table), trees.address, self._network.seed), TREE_LEVEL))
+            warps = len(table) << level
+            blocks = min(device.multiprocessors * 16, -(-warps * device.warp // threads))
+            self.program.launch("split_nodes", blocks, threads, 8 * threads, [job.address])
+
+    def _drawing_fields(self, projection: Projection, part: NeuronPart) -> dict[str, Any]:
+        """Return the fields that all kernels that draw synapses read."""
+        network = self._network
+        rule = encode_rule(projection, part.part, network.seed, totals=False)
+        kind, index, n_pre, no_self, distinct, share, groups, n_post = (int(one) for one in rule.words)
+        weight, delay = Drawn.of(projection.weight), Drawn.of(projection.delay_ms)
+        counts = self.put(rule.counts)
+        if isinstance(projection.rule, FixedTotalNumber) and projection.rule.multapses:
+            in_degrees = np.zeros(n_post, np.int64)
+            in_degrees[0] = projection.rule.n
+            memory = self.device.put(in_degrees)
+            self._trees.append((projection, memory))
+            counts = memory.address + 8 * part.part.first
+        return {
+            "kind": kind, "projection": index, "n_pre": n_pre, "n_post": n_post, "no_self": no_self,
+            "distinct": distinct, "share": share, "groups": groups, "seed": network.seed,
+            "first": part.part.first, "last": part.part.last, "first_place": self._first_places[part.part.population],
+            "counts": counts, "listed": self.put(rule.listed), "listed_first": self.put(rule.listed_first),
+            "listed_order": self.put(rule.listed_order), "weight_kind": weight.kind, "weight": weight.parameters,
+            "weight_values": self.put(weight.values), "delay_kind": delay.kind,
+            "delay": delay.parameters, "delay_values": self.put(delay.values),
+            "dt": network.dt_ms, "longest": network.delay_bounds_steps(projection)[1],
+            "blocks": self._grid.blocks, "cells": self._grid.cells, "normal_table": self._normal,
+        }  # fmt: skip
+
+
+class DeviceBuildTally:
+    """The part of a `BuildTally` that kernels count on the device."""
+
+    def __init__(self, network: Network, found: BuildTally, device: Device) -> None:
+        self._network, self._found, self._device = network, found, device
+        self._tallies = device.zeros(TALLY.itemsize * max(1, len(network.projections)))
+        self._loads: list[tuple[NDArray[np.int64], Memory]] = []
+
+    def fields(self, projection: Projection, part: Slice) -> dict[str, Any]:
+        """Return the fields of a projection with the addresses of its counts."""
+        load, most = self._found.load_of(projection, part), 0
+        if projection.has_changing_weights:
+            most = round(projection.largest_weight * 2.0 ** -self._network.accumulator_of(projection)[1])
+        if load.size:
+            self._loads.append((load, self._device.zeros(load.nbytes)))
+        tally_address = self._tallies.address + TALLY.itemsize * projection.index
+        return {"tally": tally_address, "load": self._loads[-1][1].address if load.size else 0, "most": most}
+
+    def take(self) -> None:
+        """Add the counts of the device to the tally."""
+        tallies = self._found.tallies
+        tallies += self._device.read(self._tallies, np.int64, tallies.size).reshape(tallies.shape)
+        for load, memory in self._loads:
+            load += self._device.read(memory, np.int64, load.size)

@@ -1,8 +1,8 @@
-"""A neuron model's Python function as a CUDA C++ one that gives the same bits.
+"""Translation of a neuron model's Python function to CUDA C++ with the same bits.
 
-The function is small and has no loops but over `range`, so it is translated statement by statement. What decides about
-bits is the type of every intermediate value: Numba compiles `refractory - 1` with 64 bits and an integer times a
-float32 in float64. So Numba itself is asked for the type of each operation, and the C++ says each conversion out loud.
+The function is small and loops only over `range`, so it is translated statement by statement. The bits depend on the
+type of every intermediate value: Numba compiles `refractory - 1` with 64 bits, and an integer times a float32 in
+float64. The translation therefore asks Numba for the type of each operation, and the C++ has explicit conversions.
 
 Names are versioned as Numba does (an assignment makes a new variable of the type of its value), and merged after
 branches and loops.
@@ -43,9 +43,8 @@ _BINARY: dict[type, tuple[Any, str]] = {
     ast.BitAnd: (operator.and_, "&"),
     ast.BitOr: (operator.or_, "|"),
     ast.BitXor: (operator.xor, "^"),
-    ast.FloorDiv: (operator.floordiv, "floor_divided"),
-    ast.Mod: (operator.mod, "floor_remainder"),
 }
+_WRAPPING = ("+", "-", "*")  # signed overflow is undefined in C++; Numba and NumPy wrap around
 _COMPARE: dict[type, tuple[Any, str]] = {
     ast.Lt: (operator.lt, "<"),
     ast.LtE: (operator.le, "<="),
@@ -54,15 +53,26 @@ _COMPARE: dict[type, tuple[Any, str]] = {
     ast.Eq: (operator.eq, "=="),
     ast.NotEq: (operator.ne, "!="),
 }
+_CASTS = {"_f": types.float32, "_d": types.float64, "_i": types.int32, "_l": types.int64}
+# Functions of engine/arithmetic.py and their names in C++, by the types that they take.
 _FLOAT_FUNCTIONS = {"exp": "exp_f", "log": "log_f", "power": "power_f", "sqrt": "sqrt_f"}
-_FEW_TURNS = 8  # types of a loop's variables settle in two or three
+_FUNCTIONS_OF_EITHER_FLOAT = {"floor_divide": "floor_divided", "remainder": "floor_remainder"}
+_INTEGER_FUNCTIONS = {
+    "floor_divide_int": "floor_divided_int",
+    "remainder_int": "floor_remainder_int",
+    "int_power": "power_int",
+    "shift_left": "shifted_left",
+    "shift_right": "shifted_right",
+}
+_TRUNCATED = {"to_int32": types.int32, "to_int64": types.int64}
+_MOST_PASSES = 8  # over a loop, until the types of its variables are stable; two or three are enough
 
 
 @dataclass(frozen=True)
 class _Value:
     text: str
     type: Any
-    heard: bool = False  # whether it depends on what arrives in this step
+    depends_on_input: bool = False  # on the input of this step
 
     def as_(self, wanted: Any) -> str:
         return self.text if self.type == wanted else f"({_c_name(wanted)})({self.text})"
@@ -73,36 +83,36 @@ _Names = dict[str, _Value]
 
 @dataclass(frozen=True)
 class Translated:
-    """The C++ text, and whether a neuron can tell before a step's input arrives whether it spikes in that step."""
+    """The C++ text; `has_lookahead` is True if a spike in a step does not depend on the input of that step."""
 
     text: str
-    foresees: bool
+    has_lookahead: bool
 
 
 def translate(
     model: str, function: ast.FunctionDef, name: str, arguments: Mapping[str, Any], arriving: Collection[str]
 ) -> Translated:
-    """The C++ text of `__device__ bool name(arguments..., results...)`.
+    """Return the C++ text of `__device__ bool name(arguments..., results...)`.
 
-    `function` has typed numbers (`_f(0.5)`, `_i(3)`), as the CPU's kernels have; `arguments` are Numba types by name,
-    and `arriving` those that are not known before the step. Results are references of any type: the caller's variables
-    decide, as it casts what Numba returns.
+    `function` is lowered (`network/model_language.py`), as for the CPU's kernels; `arguments` are Numba types by name,
+    and `arriving` the names of inputs that are not known before the step. Results are references to variables of the
+    caller, whose types determine the conversion.
     """
-    return _Translation(model, name, arguments, arriving).whole(function)
+    return _Translation(model, name, arguments, arriving).translate(function)
 
 
 class _Translation:
     def __init__(self, model: str, name: str, arguments: Mapping[str, Any], arriving: Collection[str]) -> None:
         self._arriving = arriving
-        self._heard = False  # whether the way to the present statement depends on what arrives
-        self._spike_heard = False
+        self._depends_on_input = False  # of the path to the current statement
+        self._spike_depends_on_input = False
         self._model = model
         self._name = name
         self._arguments = arguments
         self._made = 0
         self._results = 0
 
-    def whole(self, function: ast.FunctionDef) -> Translated:
+    def translate(self, function: ast.FunctionDef) -> Translated:
         names: _Names = {
             name: _Value(f"a_{name}", kind, name in self._arriving) for name, kind in self._arguments.items()
         }
@@ -112,12 +122,13 @@ class _Translation:
         results = [f"R{i} &result_{i}" for i in range(self._results)]
         head = f"template <{', '.join(f'typename R{i}' for i in range(self._results))}>\n" if self._results else ""
         text = f"{head}__device__ bool {self._name}({', '.join([*given, *results])})\n{{\n" + "\n".join(lines) + "\n}\n"
-        return Translated(text, not self._spike_heard)
+        return Translated(text, not self._spike_depends_on_input)
 
     def _refuse(self, node: ast.AST, what: str) -> InvalidArgument:
         return InvalidArgument(
-            f"{self._model}: {what} in `{ast.unparse(node)}` cannot be translated for a GPU; write it with arithmetic, "
-            "comparisons, conditional expressions, if, for over a range, min, max, abs, exp, log, power and sqrt"
+            f"{self._model}: {what} in `{ast.unparse(node)}` cannot be translated for a GPU. Use arithmetic, "
+            "comparisons, conditional expressions, if, for over a range, min, max, abs, exp, log, power and sqrt; "
+            "while, break and continue work on CPUs only."
         )
 
     # --- statements -----------------------------------------------------------------------------------------
@@ -154,32 +165,32 @@ class _Translation:
             raise self._refuse(target, "an assignment")
         found = [self._expression(one, names) for one in values]
         for name, one in zip(targets, found, strict=True):
-            made = self._new(name.id, one.type, one.heard or self._heard)
+            made = self._new(name.id, one.type, one.depends_on_input or self._depends_on_input)
             lines.append(f"{indent}{_c_name(one.type)} {made.text} = {one.text};")
             names[name.id] = made
 
     def _branch(self, node: ast.If, names: _Names, lines: list[str], indent: str) -> None:
         test = self._expression(node.test, names)
-        condition, before = self._truth(test), self._heard
-        self._heard = before or test.heard
+        condition, before = self._truth(test), self._depends_on_input
+        self._depends_on_input = before or test.depends_on_input
         sides: list[tuple[_Names, list[str], bool]] = []
         for body in (node.body, node.orelse):
             inner = dict(names)
             text: list[str] = []
             self._block(body, inner, text, indent + "    ")
             sides.append((inner, text, always_returns(body)))
-        going_on = [inner for inner, _, returns in sides if not returns]
+        continuing = [inner for inner, _, returns in sides if not returns]
         merged: _Names = {}
-        for name in sorted({name for inner in going_on for name in inner}):  # the same text in every process
-            found = [inner.get(name) for inner in going_on]
+        for name in sorted({name for inner in continuing for name in inner}):  # sorted: the same text in every process
+            found = [inner.get(name) for inner in continuing]
             if any(one is None for one in found):
-                continue  # not known on all ways: whoever reads it afterwards is refused
+                continue  # not set on all paths: reading it later is an error
             kinds = [one.type for one in found if one is not None]
             if all(one is names.get(name) for one in found):
                 continue
             kind = kinds[0] if len(kinds) == 1 else self._united(node, kinds[0], kinds[1])
-            heard = test.heard or any(one.heard for one in found if one is not None)
-            merged[name] = self._new(name, kind, heard)
+            depends_on_input = test.depends_on_input or any(one.depends_on_input for one in found if one is not None)
+            merged[name] = self._new(name, kind, depends_on_input)
         for made in merged.values():
             lines.append(f"{indent}{_c_name(made.type)} {made.text};")
         for (inner, text, returns), opening in zip(sides, (f"if ({condition}) {{", "} else {"), strict=True):
@@ -189,11 +200,11 @@ class _Translation:
                     lines.append(f"{indent}    {made.text} = {inner[name].as_(made.type)};")
         lines.append(f"{indent}}}")
         for name in list(names):
-            if any(name not in inner for inner in going_on):
+            if any(name not in inner for inner in continuing):
                 del names[name]
         names.update(merged)
         if not any(returns for _, _, returns in sides):
-            self._heard = before  # else what follows is on the one way or the other, too
+            self._depends_on_input = before  # else the following statements are on one of the paths, too
 
     def _loop(self, node: ast.For, names: _Names, lines: list[str], indent: str) -> None:
         if (
@@ -202,7 +213,7 @@ class _Translation:
             or not isinstance(node.iter, ast.Call)
             or not isinstance(node.iter.func, ast.Name)
             or node.iter.func.id != "range"
-            or not 1 <= len(node.iter.args) <= 2
+            or not 1 <= len(node.iter.args) <= 3
         ):
             raise self._refuse(node.iter, "a loop")
         if any(
@@ -214,58 +225,61 @@ class _Translation:
             raise self._refuse(node.iter, "a range of other than whole numbers")
         kind = types.int64 if any(one.type == types.int64 for one in bounds) else types.int32
         first, last = ("0", bounds[0].as_(kind)) if len(bounds) == 1 else (bounds[0].as_(kind), bounds[1].as_(kind))
+        step = _literal_of(node.iter.args[2]) if len(bounds) == 3 else 1
         assigned = {one.id for inner in node.body for one in ast.walk(inner)
                     if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}  # fmt: skip
-        # The loop's own name, too, has the last value that it had in the loop if it had one before.
+        # The loop variable keeps its last value, if it was set before.
         carried = {name: names[name].type for name in sorted(assigned | {node.target.id}) if name in names}
-        heard = {name: names[name].heard for name in carried}
-        before = self._heard
-        self._heard = before or any(one.heard for one in bounds)  # how often it runs decides about all that it sets
-        for _ in range(_FEW_TURNS):
-            counter = self._new(node.target.id, kind, self._heard)
-            kept = {name: self._new(name, one, heard[name]) for name, one in carried.items()}
+        depends_on_input = {name: names[name].depends_on_input for name in carried}
+        before = self._depends_on_input
+        self._depends_on_input = before or any(
+            one.depends_on_input for one in bounds
+        )  # the number of iterations determines all that it sets
+        for _ in range(_MOST_PASSES):
+            counter = self._new(node.target.id, kind, self._depends_on_input)
+            kept = {name: self._new(name, one, depends_on_input[name]) for name, one in carried.items()}
             inner: _Names = {**names, **kept, node.target.id: counter}
             text: list[str] = []
             self._block(node.body, inner, text, indent + "    ")
             ended = {name: self._united(node, one, inner[name].type) for name, one in carried.items()}
-            listened = {name: heard[name] or inner[name].heard or self._heard for name in carried}
-            if ended == carried and listened == heard:
+            dependent = {
+                name: depends_on_input[name] or inner[name].depends_on_input or self._depends_on_input
+                for name in carried
+            }
+            if ended == carried and dependent == depends_on_input:
                 break
-            carried, heard = ended, listened
+            carried, depends_on_input = ended, dependent
         else:
             raise self._refuse(node.iter, "a loop whose variables change their types")
         for name, made in kept.items():
             lines.append(f"{indent}{_c_name(made.type)} {made.text} = {names[name].as_(made.type)};")
         i = counter.text
-        lines.append(f"{indent}for ({_c_name(kind)} {i} = {first}; {i} < {last}; {i}++) {{")
+        sign = "<" if step > 0 else ">"
+        lines.append(f"{indent}for ({_c_name(kind)} {i} = {first}; {i} {sign} {last}; {i} += {step}) {{")
         lines += text
         lines += [f"{indent}    {made.text} = {inner[name].as_(made.type)};" for name, made in kept.items()]
         lines.append(f"{indent}}}")
         names.update(kept)
-        self._heard = before
+        self._depends_on_input = before
 
     def _return(self, value: ast.Tuple, names: _Names, lines: list[str], indent: str) -> None:
         spike, *results = [self._expression(one, names) for one in value.elts]
         self._results = len(results)
-        self._spike_heard |= spike.heard or self._heard
-        if spike.type in (types.float32, types.float64):
-            raise self._refuse(value.elts[0], "a spike that is not a truth value")
+        self._spike_depends_on_input |= spike.depends_on_input or self._depends_on_input
         lines += [f"{indent}result_{i} = converted<R{i}>({one.text});" for i, one in enumerate(results)]
-        # As the CPU keeps it, in a byte.
-        told = spike.text if spike.type == types.boolean else f"((u8)({spike.text}) != 0)"
-        lines.append(f"{indent}return {told};")
+        lines.append(f"{indent}return {self._truth(spike)};")
 
     # --- expressions ------------------------------------------------------------------------------------------
 
     def _expression(self, node: ast.expr, names: _Names) -> _Value:
         made = self._typed_expression(node, names)
         read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-        return replace(made, heard=any(names[name].heard for name in read if name in names))
+        return replace(made, depends_on_input=any(names[name].depends_on_input for name in read if name in names))
 
     def _typed_expression(self, node: ast.expr, names: _Names) -> _Value:
         if isinstance(node, ast.Name):
             if node.id not in names:
-                raise self._refuse(node, "a name that is not set on every way there")
+                raise self._refuse(node, "a name that is not set on every path")
             return names[node.id]
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             return _Value("true" if node.value else "false", types.boolean)
@@ -294,10 +308,10 @@ class _Translation:
         function, sign = _BINARY[type(node.op)]
         kinds, kind = self._signature(node, function, left.type, right.type)
         a, b = left.as_(kinds[0]), right.as_(kinds[1])
-        if isinstance(node.op, ast.Div):  # also of whole numbers, whose quotient is none
+        if isinstance(node.op, ast.Div):  # also of integers, whose quotient is a float
             return _Value(f"({left.as_(kind)} / {right.as_(kind)})", kind)
-        if sign.isalpha() or "_" in sign:
-            return _Value(f"{sign}<{_c_name(kind)}>({a}, {b})", kind)
+        if sign in _WRAPPING and kind == types.int64:
+            return _Value(f"((i64)((u64)({a}) {sign} (u64)({b})))", kind)
         return _Value(f"({a} {sign} {b})", kind)
 
     def _unary(self, node: ast.UnaryOp, operand: _Value) -> _Value:
@@ -307,8 +321,8 @@ class _Translation:
         if isinstance(node.op, ast.UAdd):
             return operand
         kinds, kind = self._signature(node, function, operand.type)
-        if sign == "~" and kind == types.boolean:
-            sign = "!"
+        if sign == "-" and kind == types.int64:
+            return _Value(f"((i64)(0 - (u64)({operand.as_(kind)})))", kind)
         return _Value(f"({sign}{operand.as_(kinds[0])})", kind)
 
     def _comparison(self, node: ast.Compare, names: _Names) -> _Value:
@@ -323,8 +337,8 @@ class _Translation:
         return _Value(parts[0] if len(parts) == 1 else f"({' && '.join(parts)})", types.boolean)
 
     def _call(self, node: ast.Call, name: str, names: _Names) -> _Value:
-        if name in ("_f", "_i") and len(node.args) == 1:
-            return self._number(node, name)
+        if name in ("_f", "_i") and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+            return self._number(name, node.args[0].value)
         found = [self._expression(one, names) for one in node.args]
         if name in ("min", "max") and len(found) >= 2:
             kind = found[0].type
@@ -339,18 +353,27 @@ class _Translation:
         if name == "abs" and len(found) == 1 and found[0].type in (types.int32, types.int64):
             _, kind = self._signature(node, abs, found[0].type)
             return _Value(f"absolute<{_c_name(kind)}>({found[0].as_(kind)})", kind)
-        if name == "int" and len(found) == 1:
-            _, kind = self._signature(node, int, found[0].type)
+        if name in _CASTS and len(found) == 1:
+            return _Value(found[0].as_(_CASTS[name]), _CASTS[name])
+        if name in _TRUNCATED and len(found) == 1:
+            kind = _TRUNCATED[name]
             return _Value(f"converted<{_c_name(kind)}>({found[0].text})", kind)
         if name in _FLOAT_FUNCTIONS and all(one.type == types.float32 for one in found):
             return _Value(f"{_FLOAT_FUNCTIONS[name]}({', '.join(one.text for one in found)})", types.float32)
+        if name in _FUNCTIONS_OF_EITHER_FLOAT and len(found) == 2 and found[0].type == found[1].type:
+            kind = found[0].type
+            return _Value(
+                f"{_FUNCTIONS_OF_EITHER_FLOAT[name]}<{_c_name(kind)}>({found[0].text}, {found[1].text})", kind
+            )
+        if name in _INTEGER_FUNCTIONS and len(found) == 2:
+            a, b = (one.as_(types.int64) for one in found)
+            return _Value(f"{_INTEGER_FUNCTIONS[name]}({a}, {b})", types.int64)
         raise self._refuse(node, f"{name} of {', '.join(str(one.type) for one in found)}")
 
-    def _number(self, node: ast.Call, name: str) -> _Value:
-        value = ast.literal_eval(node.args[0])
+    def _number(self, name: str, value: Any) -> _Value:
         if name == "_i":
             return _Value(f"((int){int(value)}LL)", types.int32)
-        # By its bits: no compiler's reading of decimals decides.
+        # By its bits, independent of how a compiler reads decimals.
         return _Value(f"bits_to_f(0x{int(np.float32(value).view(np.uint32)):08x}u)", types.float32)
 
     # --- types ------------------------------------------------------------------------------------------------
@@ -370,9 +393,15 @@ class _Translation:
     def _truth(self, value: _Value) -> str:
         return value.text if value.type == types.boolean else f"({value.text} != 0)"
 
-    def _new(self, name: str, kind: Any, heard: bool = False) -> _Value:
+    def _new(self, name: str, kind: Any, depends_on_input: bool = False) -> _Value:
         self._made += 1
-        return _Value(f"v_{name}_{self._made}", kind, heard)
+        return _Value(f"v_{name}_{self._made}", kind, depends_on_input)
+
+
+def _literal_of(node: ast.expr) -> int:
+    """Return the number in `_i(number)`."""
+    assert isinstance(node, ast.Call)
+    return int(ast.literal_eval(node.args[0]))
 
 
 def _c_name(kind: Any) -> str:
@@ -381,7 +410,7 @@ def _c_name(kind: Any) -> str:
 
 @cache
 def _resolved(function: Callable[..., Any], kinds: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any] | None:
-    """What Numba makes of the operation: (the types that it converts the operands to, the result's type)."""
+    """Return the types to which Numba converts the operands of an operation, and the type of its result."""
     context = cpu_target.typing_context
     context.refresh()
     try:

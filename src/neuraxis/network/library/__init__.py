@@ -1,4 +1,4 @@
-"""Networks from the literature, to start from and to measure with."""
+"""Networks from the literature, for benchmarks and as starting points."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from neuraxis.network.library.hpc_benchmark import hpc_benchmark
 from neuraxis.network.library.microcircuit import microcircuit
 
 __all__ = ["brunel", "hpc_benchmark", "microcircuit"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,7 @@
-"""The sparsely connected network of excitatory and inhibitory neurons of Brunel (2000), as NEST's brunel_delta example.
+"""The sparsely connected network of Brunel (2000), as in NEST's example brunel_delta.
 
-N. Brunel, J. Comput. Neurosci. 8:183 (2000). With these parameters (g = 5, eta = 2) it fires irregularly without a
-common rhythm. NEST's example resets to 0 mV, the paper to 10 mV.
+N. Brunel, J. Comput. Neurosci. 8:183 (2000). With these parameters (g = 5, eta = 2) it fires asynchronously
+and irregularly. NEST's example resets to 0 mV, the paper to 10 mV.
 """
 
 from __future__ import annotations
@@ -20,10 +20,38 @@ DELAY_MS = 1.5
 
 
 def brunel(order: int = 2500, g: float = 5.0, eta: float = 2.0, epsilon: float = 0.1, seed: int = 1) -> Network:
-    """4 * order excitatory and order inhibitory neurons (12,500 by default), each connected to a share epsilon.
+    """Return Brunel's network of excitatory and inhibitory leaky integrate-and-fire neurons.
 
-    g is the strength of inhibition, eta the external drive in units of what would just reach threshold. Smaller
-    networks keep the number of inputs in proportion and grow the weights, so that the drive stays the same.
+    The number of inputs of a neuron is proportional to the size of the network. Smaller networks have larger weights,
+    so that the drive stays the same.
+
+    Parameters
+    ----------
+    order : int
+        Number of inhibitory neurons, 10 or more; there are four times as many excitatory ones.
+    g : float
+        Strength of inhibition relative to excitation.
+    eta : float
+        Rate of the external input relative to the rate that just reaches threshold.
+    epsilon : float
+        Connection probability.
+    seed : int
+        Seed of the network.
+
+    Returns
+    -------
+    Network
+        The network, with populations "E" and "I" and without probes.
+
+    Raises
+    ------
+    InvalidArgument
+        The order is below 10.
+
+    Examples
+    --------
+    >>> brunel(order=100)["E"]
+    Population('E', 400 x lif_delta)
     """
     if order < 10:
         raise InvalidArgument(f"order={order}: at least 10 is expected")

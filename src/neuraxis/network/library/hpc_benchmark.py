@@ -1,7 +1,7 @@
-"""NEST's hpc_benchmark: a random network whose excitatory synapses learn, the standard load of large machines.
+"""NEST's hpc_benchmark: a balanced random network with plastic excitatory synapses, used to benchmark large machines.
 
-As pynest/examples/hpc_benchmark.py: alpha-shaped currents, 11,250 inputs for every neuron whatever the size of the
-network, power-law STDP between excitatory neurons.
+As pynest/examples/hpc_benchmark.py: alpha-shaped currents, 11,250 inputs per neuron at every size of the network,
+power-law STDP between excitatory neurons.
 """
 
 from __future__ import annotations
@@ -21,15 +21,37 @@ INHIBITION = -5.0
 EXTERNAL_HZ = 20856.04
 DELAY_MS = 1.5
 TAU_SYN_MS = 0.32582722403722841
-# The rule itself knows no bound; this one is out of reach and lets the accumulators be sized.
+# The rule has no bound; weights do not reach this one, which sizes the accumulators.
 LARGEST_WEIGHT_PA = 30 * WEIGHT_PA
 
 
 def hpc_benchmark(scale: float = 1.0, plastic: bool = True, seed: int = 1) -> Network:
-    """11,250 * scale neurons with 11,250 inputs each (126.6 million synapses * scale, two thirds of them plastic).
+    """Return a network of 11,250 * scale neurons with 11,250 inputs each, two thirds of them plastic.
 
-    Below scale 1 the numbers of inputs shrink in proportion, so that no neuron has more of them than there are neurons.
-    Nothing makes up for that, so a smaller network fires faster.
+    Parameters
+    ----------
+    scale : float
+        Size, 0.01 or more; scale 1 has 126.6 million synapses. Below 1 the inputs of a neuron are reduced in
+        proportion. Nothing compensates for that, so the rates change.
+    plastic : bool
+        Use STDP between excitatory neurons.
+    seed : int
+        Seed of the network.
+
+    Returns
+    -------
+    Network
+        The network, with populations "E" and "I" and without probes.
+
+    Raises
+    ------
+    InvalidArgument
+        The scale is below 0.01.
+
+    Examples
+    --------
+    >>> hpc_benchmark(scale=0.02).neuron_count
+    225
     """
     if not scale >= 0.01:
         raise InvalidArgument(f"scale={scale!r}: 0.01 or more is expected")

@@ -23,7 +23,7 @@ SIZES = (20683, 5834, 21915, 5479, 4850, 1065, 14395, 2948)
 EXTERNAL_INPUTS = (1600, 1500, 2100, 1900, 2000, 1900, 2900, 2100)
 V0_MEAN_MV = (-68.28, -63.16, -63.33, -63.45, -63.11, -61.66, -66.72, -61.43)
 V0_SD_MV = (5.36, 4.57, 4.74, 4.94, 4.94, 4.55, 5.46, 4.48)
-# Rates of the full-scale network, by which a smaller one is compensated for the inputs that it lacks.
+# Rates of the full-scale network; a smaller one gets the mean of its missing inputs as a current.
 FULL_RATES_HZ = (0.903, 2.965, 4.414, 5.876, 7.569, 8.633, 1.105, 7.829)
 # The probability that two neurons are connected at least once, by target (row) and source (column).
 PROBABILITIES = (
@@ -46,11 +46,34 @@ DT_MS = 0.1
 
 
 def microcircuit(scale: float = 1.0, drive: Literal["poisson", "dc"] = "poisson", seed: int = 1) -> Network:
-    """The microcircuit; `scale` shrinks the populations and the numbers of inputs alike.
+    """Return the cortical microcircuit of Potjans and Diesmann.
 
-    A smaller network keeps its mean inputs and their fluctuations: weights grow by 1 / sqrt(scale), and a constant
-    current stands for what the missing inputs would bring on average. `drive` is the external input: Poisson
-    spikes, or their mean as a constant current.
+    A smaller network keeps the mean and the variance of the inputs: weights grow by 1 / sqrt(scale), and a constant
+    current replaces the mean of the missing inputs.
+
+    Parameters
+    ----------
+    scale : float
+        Factor of both the sizes of populations and the numbers of inputs, above 0 and at most 1.
+    drive : {"poisson", "dc"}
+        External input: Poisson spikes, or their mean as a constant current.
+    seed : int
+        Seed of the network.
+
+    Returns
+    -------
+    Network
+        The network, with the eight populations `POPULATIONS` and without probes.
+
+    Raises
+    ------
+    InvalidArgument
+        The scale or the drive is not possible.
+
+    Examples
+    --------
+    >>> microcircuit(scale=0.01)["L4E"]
+    Population('L4E', 219 x lif_exp)
     """
     if not 0 < scale <= 1:
         raise InvalidArgument(f"scale={scale!r}: above 0 and at most 1 is expected")
@@ -95,9 +118,9 @@ def microcircuit(scale: float = 1.0, drive: Literal["poisson", "dc"] = "poisson"
 
 
 def synapse_counts() -> list[list[int]]:
-    """How many synapses each projection has at full scale, by target and source.
+    """Return the number of synapses of each projection at full scale, by target and source.
 
-    So many draws of a pair, with replacement, connect two neurons at least once with the given probability.
+    This many pairs, drawn with replacement, connect two neurons at least once with the given probability.
     """
     return [
         [
@@ -109,7 +132,7 @@ def synapse_counts() -> list[list[int]]:
 
 
 def _strength(target: int, source: int) -> float:
-    """The mean weight in units of the standard one: inhibition is stronger, L4E -> L23E is doubled."""
+    """Return the mean weight relative to the standard one: inhibition is stronger, L4E -> L23E is doubled."""
     if source % 2:
         return INHIBITION
     return 2.0 if (target, source) == (0, 2) else 1.0
@@ -120,7 +143,7 @@ def _sign(weight: float) -> dict[str, float]:
 
 
 def _pa_per_mv() -> float:
-    """The weight (pA) that moves the membrane by 1 mV at most."""
+    """Return the weight in pA whose postsynaptic potential peaks at 1 mV."""
     ratio = TAU_SYN_MS / TAU_M_MS
     peak = exp(log(ratio) / (1.0 / ratio - 1.0)) - exp(log(ratio) / (1.0 - ratio))
     return C_M_PF * (TAU_M_MS - TAU_SYN_MS) / (TAU_M_MS * TAU_SYN_MS * peak)

@@ -1,13 +1,13 @@
-"""The neuron models that come with neuraxis, each written as a user would write one."""
+"""Built-in neuron models, each written as a user would write one with `neuraxis.network.neuron_model`.
+
+`help(lif_exp_two)` shows the equations of a model, and its parameters, inputs and states with their units.
+"""
 
 from __future__ import annotations
 
 from neuraxis.network.models.adex import adex
 from neuraxis.network.models.izhikevich import izhikevich
-from neuraxis.network.models.lif_alpha import lif_alpha
-from neuraxis.network.models.lif_cond_exp import lif_cond_exp
-from neuraxis.network.models.lif_delta import lif_delta
-from neuraxis.network.models.lif_exp import lif_exp, lif_exp_two
+from neuraxis.network.models.lif import lif_alpha, lif_cond_exp, lif_delta, lif_exp, lif_exp_two
 from neuraxis.network.models.sources import poisson_source, spike_source
 
 __all__ = [
@@ -21,3 +21,7 @@ __all__ = [
     "poisson_source",
     "spike_source",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,13 +1,9 @@
-"""Adaptive exponential integrate-and-fire (Brette and Gerstner 2005) with exponential conductances (weights in nS).
-
-Each step is cut into `SUBSTEPS` parts of Heun's rule, because the exponential upswing is stiff. A part that reaches the
-peak ends in a spike and the reset, so the exponent stays bounded.
-"""
+"""The adaptive exponential integrate-and-fire neuron of Brette and Gerstner (2005) with exponential conductances."""
 
 from __future__ import annotations
 
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.models.membrane import Parameters, check_positive, steps
+from neuraxis.network.models.lif import Parameters, check_below, check_positive, steps
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["adex"]
@@ -17,6 +13,7 @@ SUBSTEPS = 8
 
 def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_w_ms", "delta_t_mv", "tau_syn_ex_ms", "tau_syn_in_ms")
+    check_below(p, "v_reset_mv", "v_peak_mv")
     part = dt_ms / SUBSTEPS
     return {
         "h": float(part / p["c_m_pf"]),
@@ -42,6 +39,23 @@ def adex(
     v_mv, w_pa, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, h, h_w, part_ex, part_in, inverse_delta,
     g_leak_ns, e_rest_mv, v_t_mv, delta_t_mv, a_ns, b_pa, v_reset_mv, v_peak_mv, e_ex_mv, e_in_mv, refractory_steps,
 ):  # fmt: skip
+    """Adaptive exponential integrate-and-fire neuron with exponentially decaying conductances.
+
+    Equations, with V (`v_mv`), w (`w_pa`), g_ex (`g_ex_ns`), g_in (`g_in_ns`) and I (`current_pa`)::
+
+        c_m_pf dV/dt   = -g_leak_ns (V - e_rest_mv) + g_leak_ns delta_t_mv exp((V - v_t_mv) / delta_t_mv)
+                         - g_ex (V - e_ex_mv) - g_in (V - e_in_mv) - w + I
+        tau_w_ms dw/dt = a_ns (V - e_rest_mv) - w
+        dg_ex/dt       = -g_ex / tau_syn_ex_ms,   g_ex += weight    when a spike arrives at ex_ns
+        dg_in/dt       = -g_in / tau_syn_in_ms,   g_in += |weight|  when a spike arrives at in_ns (weights below 0)
+        V = v_reset_mv, w += b_pa, and a spike                      when V >= v_peak_mv
+
+    V stays at `v_reset_mv` for `refractory_ms` after a spike; `refractory` counts the steps that are left. A step is
+    integrated by 8 substeps of Heun's method, because the exponential upswing is stiff. A substep that reaches the
+    peak ends in the reset, which bounds the exponent.
+
+    R. Brette and W. Gerstner, J. Neurophysiol. 94:3637 (2005).
+    """
     held = refractory > 0
     v, w, g_ex, g_in = v_mv, w_pa, g_ex_ns, g_in_ns
     spike = False

@@ -1,10 +1,10 @@
-"""Populations that have no dynamics of their own and only emit spikes."""
+"""Models without dynamics that only emit spikes."""
 
 from __future__ import annotations
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.models.membrane import Parameters
+from neuraxis.network.models.lif import Parameters
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["poisson_source", "spike_source"]
@@ -12,18 +12,28 @@ __all__ = ["poisson_source", "spike_source"]
 
 @neuron_model(states={})
 def spike_source():
-    """Emits what `Network.spikes` tells it to, and nothing else."""
+    """Neuron that spikes exactly at the times given to `Network.spikes`."""
     return (False,)
 
 
 def _threshold(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     if p["rate_hz"] < 0:
         raise InvalidArgument(f"rate_hz={p['rate_hz']!r}: a rate cannot be negative")
+    if p["rate_hz"] * dt_ms > 1000:
+        raise InvalidArgument(
+            f"rate_hz={p['rate_hz']!r}: more than one spike in a step of {dt_ms:g} ms cannot be emitted. Use several "
+            "neurons, or network.poisson()."
+        )
     probability = 1.0 - exp(-p["rate_hz"] * dt_ms * 1e-3)
     return {"threshold": int(min(2**32 - 1, round(probability * 2**32)) - 2**31)}
 
 
 @neuron_model(states={}, parameters={"rate_hz": 10.0}, constants=_threshold)
 def poisson_source(uniform, threshold):
-    """Independent Poisson spikes, at most one a step."""
+    """Neuron that spikes at random with `rate_hz`, independently of all others.
+
+    In each step of length dt it spikes with probability 1 - exp(-rate_hz dt), at most once::
+
+        P(spike in a step) = 1 - exp(-rate_hz * dt_ms / 1000)
+    """
     return (uniform < threshold,)

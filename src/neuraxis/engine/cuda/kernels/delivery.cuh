@@ -1,24 +1,24 @@
-// From a spike to the ring of its targets' block.
+// Delivery of spikes into the ring buffer of the block that owns the targets.
 
-__device__ inline void feel(int *ring, Word word, u32 shift, u32 emitted)
+__device__ inline void deliver_synapse(int *ring, Word word, u32 shift, u32 emitted)
 {
 #if WIDE
     int weight = (int)(word >> 32);
 #else
     int weight = ((int)word >> 16) << shift;
 #endif
-    u32 slot = (emitted + delay_of(word)) & ((u32)PLAN[P_SLOTS] - 1);
-    atomicAdd(ring + slot * (u32)PLAN[P_ACCUMULATORS] + target_of(word), weight);
+    u32 slot = (emitted + delay_of(word)) & ((u32)layout.slots - 1);
+    atomicAdd(ring + slot * (u32)layout.accumulators + target_of(word), weight);
 }
 
 __device__ inline const Record *record_of(u32 entry)
 {
-    return (const Record *)PLAN[P_RECORDS] + ((i64)blockIdx.x * PLAN[P_ROWS] + (entry & ((1u << ROW_BITS) - 1)));
+    return layout.records + ((i64)blockIdx.x * layout.rows + (entry & ((1u << ROW_BITS) - 1)));
 }
 
-__device__ inline const Word *words_of(Head head) { return (const Word *)((const i64 *)PLAN[P_WORDS])[blockIdx.x] + head.start; }
+__device__ inline const Word *words_of(Head head) { return layout.words[blockIdx.x] + head.start; }
 
-// The k-th word of a segment; `words` are those that are not in the record.
+// The k-th word of a segment; `words` points to those that are not in the record.
 __device__ inline Word word_at(const Record *record, const Word *words, u32 k)
 {
 #if INLINE
@@ -28,16 +28,16 @@ __device__ inline Word word_at(const Record *record, const Word *words, u32 k)
 #endif
 }
 
-// Deliver the synapses `from` to `to` of a segment, each lane every WARP-th of them.
+// Deliver the synapses `from` to `to` (exclusive) of a segment with one warp.
 __device__ inline void deliver(int *ring, const Record *record, Head head, u32 from, u32 to, u32 emitted)
 {
     const Word *words = words_of(head);
 #pragma unroll 1
     for (u32 k = from + threadIdx.x % WARP; k < to; k += WARP)
-        feel(ring, word_at(record, words, k), head.shift, emitted);
+        deliver_synapse(ring, word_at(record, words, k), head.shift, emitted);
 }
 
-// The same by a few lanes, so that a warp has several segments under way where these are short.
+// Deliver a segment with SEGMENT_LANES lanes, so that a warp handles several short segments at once.
 __device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
 {
     const Record *record = record_of(entry);
@@ -45,22 +45,22 @@ __device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
     const Word *words = words_of(head);
 #pragma unroll 4
     for (u32 k = threadIdx.x % SEGMENT_LANES; k < head.size; k += SEGMENT_LANES)
-        feel(ring, word_at(record, words, k), head.shift, emitted);
+        deliver_synapse(ring, word_at(record, words, k), head.shift, emitted);
     return head.size;
 }
 
 #if URGENT
-// What is felt in the step itself.
-__device__ inline void hurry(int *ring, u32 entry, int t)
+// Deliver the synapses that take effect in step t itself.
+__device__ inline void deliver_urgent(int *ring, u32 entry, int t)
 {
     const Record *record = record_of(entry);
     u32 lane = threadIdx.x % WARP;
     const u32 first = INLINE < WARP ? INLINE : WARP;
-    Word word = record->words[lane < first ? lane : 0];  // asked for together with the head
+    Word word = record->words[lane < first ? lane : 0];  // loaded together with the head
     Head head = record->head;
     u32 emitted = (u32)t - (entry >> ROW_BITS);
     if (lane < head.urgent && lane < first)
-        feel(ring, word, head.shift, emitted);
+        deliver_synapse(ring, word, head.shift, emitted);
     if (head.urgent > first)
         deliver(ring, record, head, first, head.urgent, emitted);
 }
@@ -74,22 +74,22 @@ __device__ inline u32 deliver_rest(int *ring, u32 entry, int t)
     return head.size;
 }
 
-#if AT_ONCE
-// Segments under way from memory: their records are asked for long before they are delivered, and the neurons are updated
-// meanwhile. They come into shared memory by themselves. (A reading into registers would be waited for much too early.)
-__device__ inline void ask_for(Record *stage, u32 entry)
+#if PREFETCHED
+// Records are copied to shared memory asynchronously while neurons are updated, and delivered afterwards. (The compiler would
+// wait for a load into registers much too early.)
+__device__ inline void prefetch_record(Record *stage, u32 entry)
 {
     const char *from = (const char *)record_of(entry);
     for (u32 i = threadIdx.x % WARP; i < sizeof(Record) / 16; i += WARP)
-        copy_by_itself((char *)stage + 16 * i, from + 16 * i);
+        copy_async((char *)stage + 16 * i, from + 16 * i);
 }
 
-__device__ inline u32 deliver_asked(int *ring, const Record *stage, u32 entry, int t)
+__device__ inline u32 deliver_prefetched(int *ring, const Record *stage, u32 entry, int t)
 {
     Head head = stage->head;
     u32 emitted = (u32)t - (entry >> ROW_BITS), inlined = head.size < INLINE ? head.size : INLINE;
     for (u32 k = threadIdx.x % WARP; k < inlined; k += WARP)
-        feel(ring, stage->words[k], head.shift, emitted);
+        deliver_synapse(ring, stage->words[k], head.shift, emitted);
     if (head.size > INLINE)
         deliver(ring, record_of(entry), head, INLINE, head.size, emitted);
     return head.size;

@@ -1,5 +1,5 @@
-// Draw the synapses of a target, with the same numbers as on the CPU (engine/drawing.py, engine/synapses.py). A job describes
-// the projection.
+// Draw the synapses of a target, with the same random numbers as on the CPU (engine/cpu/synapses.py). A job describes the
+// projection.
 
 enum { ONE_TO_ONE, ALL_TO_ALL, BERNOULLI, IN_DEGREE, LISTED };
 enum { CONSTANT, UNIFORM, NORMAL, LOG_NORMAL, VALUES };
@@ -7,8 +7,6 @@ enum { CONSTANT, UNIFORM, NORMAL, LOG_NORMAL, VALUES };
 #define PURPOSE_COUNT 4
 #define PURPOSE_WEIGHT 5
 #define CELLS_OF_NORMAL 64
-
-__device__ inline double as_double(i64 bits) { return __longlong_as_double(bits); }
 
 __device__ inline double normal(u32 bits, const double *table)
 {
@@ -65,20 +63,20 @@ __device__ inline i64 distinct(u64 key, i64 j, i64 n)
     }
 }
 
-__device__ inline double drawn_value(i64 kind, const i64 *p, u32 bits, u64 key, i64 j, const double *table)
+__device__ inline double drawn_value(i64 kind, const double *p, u32 bits, u64 key, i64 j, const double *table)
 {
     if (kind == CONSTANT)
-        return as_double(p[0]);
+        return p[0];
     if (kind == UNIFORM)
-        return as_double(p[0]) + (as_double(p[1]) - as_double(p[0])) * ((double)bits * 0x1p-32);
-    double drawn = as_double(p[0]) + as_double(p[1]) * normal(bits, table);
+        return p[0] + (p[1] - p[0]) * ((double)bits * 0x1p-32);
+    double drawn = p[0] + p[1] * normal(bits, table);
     if (kind == LOG_NORMAL)
         drawn = (double)exp_f((float)drawn);
     u64 attempt = 0;
-    while (as_double(p[4]) != 0.0 && (drawn < as_double(p[2]) || drawn > as_double(p[3]))) {
+    while (p[4] != 0.0 && (drawn < p[2] || drawn > p[3])) {
         attempt++;
         bits = (u32)(number(mix(key + attempt), j) >> 32);
-        drawn = as_double(p[0]) + as_double(p[1]) * normal(bits, table);
+        drawn = p[0] + p[1] * normal(bits, table);
         if (kind == LOG_NORMAL)
             drawn = (double)exp_f((float)drawn);
     }
@@ -90,94 +88,96 @@ struct Inputs {  // of one target
     u64 key, weight_key;
 };
 
-__device__ inline Inputs inputs_of(const i64 *job, i64 target)
+__device__ inline Inputs inputs_of(const Job *job, i64 target)
 {
     Inputs inputs;
-    i64 groups = job[J_GROUPS], n_pre = job[J_N_PRE], group = ((target + 1) * groups - 1) / job[J_N_POST];
+    i64 groups = job->groups, n_pre = job->n_pre, group = ((target + 1) * groups - 1) / job->n_post;
     inputs.target = target;
-    inputs.local = target - job[J_FIRST];
+    inputs.local = target - job->first;
     inputs.start = group * n_pre / groups;
-    inputs.n = (group + 1) * n_pre / groups - inputs.start - job[J_NO_SELF];
-    inputs.first = job[J_KIND] == LISTED ? ((const i64 *)job[J_LISTED_FIRST])[inputs.local] : 0;
-    inputs.key = key_of((u64)job[J_SEED], PURPOSE_CONNECT, (u64)job[J_PROJECTION], (u64)target);
-    inputs.weight_key = key_of((u64)job[J_SEED], PURPOSE_WEIGHT, (u64)job[J_PROJECTION], (u64)target);
+    inputs.n = (group + 1) * n_pre / groups - inputs.start - job->no_self;
+    inputs.first = job->kind == LISTED ? job->listed_first[inputs.local] : 0;
+    inputs.key = key_of(job->seed, PURPOSE_CONNECT, (u64)job->projection, (u64)target);
+    inputs.weight_key = key_of(job->seed, PURPOSE_WEIGHT, (u64)job->projection, (u64)target);
     return inputs;
 }
 
-__device__ inline i64 in_degree(const i64 *job, const Inputs &inputs)
+__device__ inline i64 in_degree(const Job *job, const Inputs &inputs)
 {
-    i64 kind = job[J_KIND];
+    i64 kind = job->kind;
     if (kind == ALL_TO_ALL)
         return inputs.n;
     if (kind == LISTED)
-        return ((const i64 *)job[J_LISTED_FIRST])[inputs.local + 1] - inputs.first;
+        return job->listed_first[inputs.local + 1] - inputs.first;
     if (kind == IN_DEGREE)
-        return ((const i64 *)job[J_COUNTS])[inputs.local];
+        return job->counts[inputs.local];
     if (kind == BERNOULLI)
-        return job[J_SHARE] >> 32 ? inputs.n
-                                  : binomial(inputs.n, job[J_SHARE], key_of((u64)job[J_SEED], PURPOSE_COUNT, (u64)job[J_PROJECTION], (u64)inputs.target));
+        return job->share >> 32 ? inputs.n
+                                  : binomial(inputs.n, job->share, key_of(job->seed, PURPOSE_COUNT, (u64)job->projection, (u64)inputs.target));
     return 1;
 }
 
 // The source of the j-th synapse.
-__device__ inline i64 drawn_source(const i64 *job, const Inputs &inputs, i64 j)
+__device__ inline i64 drawn_source(const Job *job, const Inputs &inputs, i64 j)
 {
-    i64 kind = job[J_KIND], source;
+    i64 kind = job->kind, source;
     if (kind == ONE_TO_ONE)
         return inputs.target;
     if (kind == LISTED)
-        return ((const int *)job[J_LISTED])[inputs.first + j];
+        return job->listed[inputs.first + j];
     if (kind == ALL_TO_ALL) {
         i64 itself = inputs.target - inputs.start;
-        return inputs.start + j + (job[J_NO_SELF] != 0 && j >= itself);
+        return inputs.start + j + (job->no_self != 0 && j >= itself);
     }
-    if (job[J_DISTINCT])
+    if (job->distinct)
         source = inputs.start + distinct(inputs.key, j, inputs.n);
     else
         source = inputs.start + (i64)(((number(inputs.key, j) >> 32) * (u64)inputs.n) >> 32);
-    if (job[J_NO_SELF])
+    if (job->no_self)
         source += source >= inputs.target;
     return source;
 }
 
-// The place of the j-th synapse among given weights or delays.
-__device__ inline i64 place_among_given(const i64 *job, const Inputs &inputs, i64 j, i64 source)
+// The index of the j-th synapse in given weights or delays.
+__device__ inline i64 place_among_given(const Job *job, const Inputs &inputs, i64 j, i64 source)
 {
-    if (job[J_KIND] == LISTED)
-        return ((const i64 *)job[J_LISTED_ORDER])[inputs.first + j];
-    return job[J_KIND] == ALL_TO_ALL ? inputs.target * job[J_N_PRE] + source : inputs.target;
+    if (job->kind == LISTED)
+        return job->listed_order[inputs.first + j];
+    return job->kind == ALL_TO_ALL ? inputs.target * job->n_pre + source : inputs.target;
 }
 
-// The delay of the j-th synapse in steps; counts those that had to be clipped.
-__device__ inline i64 drawn_delay(const i64 *job, const Inputs &inputs, i64 j, i64 source, u64 &clipped)
+// The delay of the j-th synapse in steps; counts clipped delays.
+__device__ inline i64 drawn_delay(const Job *job, const Inputs &inputs, i64 j, i64 source, u64 &clipped)
 {
-    const i64 kind = job[J_DELAY_KIND], *p = job + J_DELAY;
+    const i64 kind = job->delay_kind;
+    const double *p = job->delay;
     double delay;
     if (kind == VALUES)
-        delay = ((const double *)job[J_DELAY_VALUES])[place_among_given(job, inputs, j, source)];
+        delay = job->delay_values[place_among_given(job, inputs, j, source)];
     else {
-        delay = drawn_value(kind, p, (u32)number(inputs.key, j), inputs.key, j, (const double *)job[J_NORMAL_TABLE]);
-        if (kind != CONSTANT && (delay < as_double(p[2]) || delay > as_double(p[3]))) {
+        delay = drawn_value(kind, p, (u32)number(inputs.key, j), inputs.key, j, job->normal_table);
+        if (kind != CONSTANT && (delay < p[2] || delay > p[3])) {
             clipped++;
-            delay = min_of<double>(max_of<double>(delay, as_double(p[2])), as_double(p[3]));
+            delay = min_of<double>(max_of<double>(delay, p[2]), p[3]);
         }
     }
-    return min_of<i64>(max_of<i64>((i64)(delay / as_double(job[J_DT]) + 0.5), 1), job[J_LONGEST]);
+    return min_of<i64>(max_of<i64>((i64)(delay / job->dt + 0.5), 1), job->longest);
 }
 
-__device__ inline double drawn_weight(const i64 *job, const Inputs &inputs, i64 j, i64 source)
+__device__ inline double drawn_weight(const Job *job, const Inputs &inputs, i64 j, i64 source)
 {
-    const i64 kind = job[J_WEIGHT_KIND], *p = job + J_WEIGHT;
+    const i64 kind = job->weight_kind;
+    const double *p = job->weight;
     if (kind == CONSTANT)
-        return as_double(p[0]);
+        return p[0];
     if (kind == VALUES)
-        return ((const double *)job[J_WEIGHT_VALUES])[place_among_given(job, inputs, j, source)];
+        return job->weight_values[place_among_given(job, inputs, j, source)];
     u32 bits = (u32)(number(inputs.weight_key, j) >> 32);
-    double weight = drawn_value(kind, p, bits, inputs.weight_key, j, (const double *)job[J_NORMAL_TABLE]);
-    return min_of<double>(max_of<double>(weight, as_double(p[2])), as_double(p[3]));
+    double weight = drawn_value(kind, p, bits, inputs.weight_key, j, job->normal_table);
+    return min_of<double>(max_of<double>(weight, p[2]), p[3]);
 }
 
-// Called by all threads of a block: the sum of what those before this one have, and of all. `sums` has room for each.
+// Exclusive prefix sum over the threads of a block, and the total. All threads call it; `sums` has an entry for each.
 __device__ inline u64 sum_before(u64 *sums, u64 mine, u64 &all)
 {
     sums[threadIdx.x] = mine;
@@ -196,17 +196,17 @@ __device__ inline u64 sum_before(u64 *sums, u64 mine, u64 &all)
     return sums[threadIdx.x];
 }
 
-// The in-degrees of a fixed total number of synapses: one level of the tree of engine/listing.py for some projections, one
-// warp a node. Of a node's two halves the left one's number takes the place of the node's own.
-extern "C" __global__ void split_nodes(const i64 *job)
+// The in-degrees of a fixed total number of synapses: one level of the tree of engine/encoding.py for some projections, one
+// warp per node. The count of the left half replaces the count of the node.
+extern "C" __global__ void split_nodes(const TreeLevel *job)
 {
     SHARED_ROOM(room);
     int lane = threadIdx.x % WARP;
     i64 *sums = (i64 *)room + threadIdx.x - lane;
-    i64 warps = (i64)gridDim.x * blockDim.x / WARP, level = job[D_LEVEL];
-    for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; i < job[D_PROJECTIONS] << level; i += warps) {
-        const i64 *tree = (const i64 *)job[D_TREES] + (i >> level) * DT_WORDS;
-        i64 low = 0, high = tree[DT_N_POST];
+    i64 warps = (i64)gridDim.x * blockDim.x / WARP, level = job->level;
+    for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; i < job->projections << level; i += warps) {
+        const Tree *tree = job->trees + (i >> level);
+        i64 low = 0, high = tree->n_post;
         for (i64 turn = level - 1; turn >= 0 && high - low > 1; turn--) {
             i64 middle = (low + high) / 2;
             if (i >> turn & 1)
@@ -217,12 +217,12 @@ extern "C" __global__ void split_nodes(const i64 *job)
                 low = high;  // a leaf of a level above
         }
         i64 middle = (low + high) / 2;
-        i64 *counts = (i64 *)tree[DT_COUNTS];
+        i64 *counts = tree->counts;
         i64 n = high - low > 1 ? counts[low] : 0;
         if (n == 0)
             continue;
         i64 share = ((middle - low) << 32) / (high - low);
-        u64 key = key_of((u64)job[D_SEED], PURPOSE_COUNT, (u64)tree[DT_PROJECTION], (u64)(low << 32 | high));
+        u64 key = key_of(job->seed, PURPOSE_COUNT, (u64)tree->projection, (u64)(low << 32 | high));
         i64 successes = 0, undecided = n, drawn = 0;
         for (int position = 31; position >= 0 && undecided; position--) {
             i64 words = (undecided + 63) / 64, ones = 0;

@@ -1,6 +1,6 @@
-// Neurons: their Poisson input, their step, and what is noted of a spike.
+// Neurons: Poisson input, update, and recording of spikes.
 
-// What a thread has to know of a neuron's population at every step, in one word.
+// What a thread needs to know about a neuron's population in every step, packed into one word.
 #define TRAIT_CONSTANTS(traits) ((traits) & 0xFFFFu)  // in fours
 #define TRAIT_MODEL(traits) ((traits) >> 16 & 0x7Fu)
 #define TRAIT_RECEPTORS(traits) ((traits) >> 23 & 0x3Fu)
@@ -8,33 +8,33 @@
 #define TRAIT_PULSES (1u << 30)
 #define TRAIT_HERE (1u << 31)
 
-#define NO_POISSON -1       // for this population
-#define SLOW_POISSON -2     // several inputs, or one that is not always on, or of rates that differ
+#define NO_POISSON -1       // no Poisson input
+#define SLOW_POISSON -2     // several inputs, one that starts or stops, or rates that differ between neurons
 
-__device__ inline const i64 *population_of(const Block &here, u32 cell)
+__device__ inline const Population *population_of(const Block &here, u32 cell)
 {
-    return here.populations + ((const short *)PLAN[P_POPULATION_OF_CELL])[(i64)blockIdx.x * PLAN[P_CELLS] + cell] * Q_WORDS;
+    return here.populations + layout.population_of_cell[(i64)blockIdx.x * layout.cells + cell];
 }
 
-__device__ inline u32 traits_of(const i64 *population)
+__device__ inline u32 traits_of(const Population *population)
 {
-    return (u32)(population[Q_CONSTANTS] / 4) | (u32)population[Q_MODEL] << 16 | (u32)population[Q_RECEPTORS] << 23 |
-           (population[Q_SILENT] ? TRAIT_SILENT : 0) | (population[Q_PULSE_FIRST] < population[Q_PULSE_END] ? TRAIT_PULSES : 0) |
+    return (u32)(population->constants / 4) | (u32)population->model << 16 | (u32)population->receptors << 23 |
+           (population->silent ? TRAIT_SILENT : 0) | (population->pulse_first < population->pulse_end ? TRAIT_PULSES : 0) |
            TRAIT_HERE;
 }
 
-// Where among the shared tables a population's only Poisson input has its own.
-__device__ inline int poisson_table_of(const i64 *population, int after, int until)
+// The position of a population's Poisson table in shared memory, if it has exactly one input that is always on.
+__device__ inline int poisson_table_of(const Population *population, int after, int until)
 {
-    i64 first = population[Q_POISSON_FIRST];
-    if (first == population[Q_POISSON_END])
+    i64 first = population->poisson_first;
+    if (first == population->poisson_end)
         return NO_POISSON;
-    const i64 *given = (const i64 *)PLAN[P_POISSONS] + first * G_WORDS;
-    bool always = given[G_START] < after + 1 && until <= given[G_STOP];
-    return population[Q_POISSON_END] - first == 1 && always ? (int)given[G_TABLE_PLACE] : SLOW_POISSON;
+    const PoissonInput *given = layout.poisson_inputs + first;
+    bool always = given->start < after + 1 && until <= given->stop;
+    return population->poisson_end - first == 1 && always ? (int)given->table_place : SLOW_POISSON;
 }
 
-// How many thresholds a draw exceeds: 256 bytes say how many at least, by its first 8 bits.
+// The number of thresholds that a draw exceeds. The first 256 bytes give a lower bound by the first 8 bits of the draw.
 __device__ inline int count_exceeded(const u32 *table, u32 bits)
 {
     u32 draw = bits ^ 0x80000000u;
@@ -45,10 +45,10 @@ __device__ inline int count_exceeded(const u32 *table, u32 bits)
     return count;
 }
 
-// A Poisson number for a rate that differs between neurons, or is too high for thresholds.
-SELDOM int count_up(const i64 *given, i64 everywhere, u32 bits)
+// A Poisson variate for a rate that differs between neurons, or is too high for thresholds: inverts the cumulative distribution.
+COLD int poisson_by_inversion(const PoissonInput *given, i64 global_cell, u32 bits)
 {
-    const double *pair = (const double *)given[G_TABLE] + 2 * (i64)((const int *)PLAN[P_PLACE_OF_CELL])[everywhere];
+    const double *pair = (const double *)given->table + 2 * (i64)layout.place_of_cell[global_cell];
     double drawn = (double)bits * 0x1p-32, probability = pair[0], reached = probability;
     int count = 0;
     while (drawn >= reached && probability > 0.0) {
@@ -63,50 +63,53 @@ struct Stream {
     u32 s0, s1;
 };
 
-// What Poisson inputs add to each receptor of a neuron in step t; its random stream afterwards.
-SELDOM Stream poisson(u32 cell, int t, Stream stream, int *added)
+// Sum the Poisson inputs of each receptor of a neuron in step t; returns its random stream afterwards.
+COLD Stream poisson(u32 cell, int t, Stream stream, int *added)
 {
-    HERE;
-    const i64 *population = population_of(here, cell);
+    LOCATE_BLOCK;
+    const Population *population = population_of(here, cell);
     for (int r = 0; r < RECEPTORS; r++)
         added[r] = 0;
-    for (i64 i = population[Q_POISSON_FIRST]; i < population[Q_POISSON_END]; i++) {
-        const i64 *given = (const i64 *)PLAN[P_POISSONS] + i * G_WORDS;
-        if (!(given[G_START] < t && t <= given[G_STOP]))
+    for (i64 i = population->poisson_first; i < population->poisson_end; i++) {
+        const PoissonInput *given = layout.poisson_inputs + i;
+        if (!(given->start < t && t <= given->stop))
             continue;
         u32 bits = (u32)draw(stream.s0, stream.s1);
         int count = 0;
-        if (given[G_THRESHOLDS]) {
-            const int *thresholds = (const int *)given[G_TABLE];
-            while (count < (int)given[G_THRESHOLDS] && (int)bits > thresholds[count])
+        if (given->thresholds) {
+            const int *thresholds = (const int *)given->table;
+            while (count < (int)given->thresholds && (int)bits > thresholds[count])
                 count++;
         } else
-            count = count_up(given, (i64)blockIdx.x * PLAN[P_CELLS] + cell, bits);
-        added[given[G_RECEPTOR]] += (int)((u32)count * (u32)given[G_WEIGHT]);
+            count = poisson_by_inversion(given, (i64)blockIdx.x * layout.cells + cell, bits);
+        added[given->receptor] += (int)((u32)count * (u32)given->weight);
     }
     return stream;
 }
 
-// The current that flows into a neuron in step t. It is the same in all steps of a launch: no pulse begins or ends in one.
-SELDOM float sum_of_pulses(u32 cell, int t)
+// The current into a neuron in step t. It is constant during a launch: the host ends launches where a current starts or stops.
+COLD float sum_of_pulses(u32 cell, int t)
 {
-    HERE;
-    const i64 *population = population_of(here, cell), *pulses = (const i64 *)PLAN[P_PULSES];
+    LOCATE_BLOCK;
+    const Population *population = population_of(here, cell);
     float same = 0.0f, own = 0.0f;
-    for (i64 i = population[Q_PULSE_FIRST]; i < population[Q_PULSE_END]; i++) {
-        const i64 *pulse = pulses + i * U_WORDS;
-        if (!(pulse[U_START] < t && t <= pulse[U_STOP]))
+    for (i64 i = population->pulse_first; i < population->pulse_end; i++) {
+        const Current *pulse = layout.pulses + i;
+        if (!(pulse->start < t && t <= pulse->stop))
             continue;
-        if (pulse[U_VALUES] == 0)
-            same += bits_to_f((u32)pulse[U_BITS]);
+        if (pulse->values == 0)
+            same += bits_to_f((u32)pulse->bits);
         else
-            own += ((const float *)pulse[U_VALUES])[((const int *)PLAN[P_PLACE_OF_CELL])[(i64)blockIdx.x * PLAN[P_CELLS] + cell]];
+            own += pulse->values[layout.place_of_cell[(i64)blockIdx.x * layout.cells + cell]];
     }
-    return population[Q_OWN_CURRENT] ? same + own : same;
+    return population->own_current ? same + own : same;
 }
 
-// A float that is kept: what only decays would end in denormal numbers (see engine/generated.py).
-__device__ inline u32 kept(float value) { return fabsf(value) < bits_to_f(SMALLEST_KEPT) ? 0u : f_to_bits(value); }
+// The bits of a float as it is stored: decaying states must not end in denormal numbers (see engine/codegen.py).
+__device__ inline u32 stored_bits(float value) { return fabsf(value) < bits_to_f(SMALLEST_STORED) ? 0u : f_to_bits(value); }
+
+__device__ inline bool is_not_finite(u32 bits) { return (bits & 0x7FFFFFFFu) >= 0x7F800000u; }
+__device__ inline u32 kind_of_not_finite(u32 bits) { return bits == 0x7F800000u ? 1 : bits == 0xFF800000u ? 2 : 0; }
 
 struct alignas(16) Four {
     float x[4];
@@ -114,24 +117,41 @@ struct alignas(16) Four {
 
 #include "models.cuh"
 
-__device__ inline bool is_silent(u32 traits) { return ACTING && (traits & TRAIT_SILENT); }
+__device__ inline bool is_silent(u32 traits) { return INTERVENTIONS && (traits & TRAIT_SILENT); }
 
-// Whether a neuron is told to spike in step t.
+// True if a neuron must spike in step t.
 __device__ inline bool is_forced(const Block &here, int t, u32 traits, u32 cell)
 {
-    return ACTING && !(traits & TRAIT_SILENT) && here.desk->forced[t & 1] && (here.forced[(t & 1) * (((u32)PLAN[P_CELLS] + 31) / 32) + cell / 32] >> (cell % 32) & 1);
+    return INTERVENTIONS && !(traits & TRAIT_SILENT) && here.control->forced[t & 1] && (here.forced[(t & 1) * (((u32)layout.cells + 31) / 32) + cell / 32] >> (cell % 32) & 1);
 }
 
 __device__ inline void list_own(const Block &here, int t, u32 cell)
 {
-    own_spikes(here, t)[atomicAdd(here.desk->own + (t & 3), 1)] = (u16)cell;
+    own_spikes(here, t)[atomicAdd(here.control->own + (t & 3), 1)] = (u16)cell;
 }
 
-// Advance a neuron by step t; `added` is what Poisson inputs give it. Whether it spikes.
+// Report a state that is not finite; the first by step, neuron and state is kept. The packed word (31 bits step, 24 bits
+// position of the neuron, 7 bits state, 2 bits kind) is complemented, so that atomicMax keeps the first and 0 means none.
+__device__ inline void report_not_finite(int t, u32 cell, u32 model, const u32 *state)
+{
+    u32 found = not_finite_model(model, state);
+    if (found) {
+        u64 place = (u64)cell * (u64)layout.blocks + blockIdx.x;
+        atomicMax(&layout.totals->unstable, ~((u64)t << 33 | place << 9 | (u64)(found - 1)));
+    }
+}
+
+// True if states are checked in step t; see is_check_step in engine/cpu/advance.py.
+__device__ inline bool is_check_step(int t)
+{
+    return ((u32)t & ((1u << CHECK_BITS) - 1)) == ((((u32)t >> CHECK_BITS) + 1) * CHECK_FACTOR) >> (32 - CHECK_BITS);
+}
+
+// Advance a neuron by step t; `added` is its Poisson input. Returns true if it spikes.
 __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, float current, u32 *state, const int *added)
 {
-    u32 cells = (u32)PLAN[P_CELLS];
-    int *slot = here.ring + ((u32)t & ((u32)PLAN[P_SLOTS] - 1)) * (u32)PLAN[P_ACCUMULATORS] + cell;
+    u32 cells = (u32)layout.cells;
+    int *slot = here.ring + ((u32)t & ((u32)layout.slots - 1)) * (u32)layout.accumulators + cell;
     int arrived[RECEPTORS];
 #pragma unroll
     for (int r = 0; r < RECEPTORS; r++) {
@@ -144,12 +164,17 @@ __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, fl
     if (is_silent(traits))
         return false;
     const Four *constants = (const Four *)here.constants + TRAIT_CONSTANTS(traits);
-    return advance_model(TRAIT_MODEL(traits), state, arrived, constants, current);
+    bool spikes = advance_model(TRAIT_MODEL(traits), state, arrived, constants, current);
+#if CHECKED
+    if (is_check_step(t) || t == (int)layout.check_step)
+        report_not_finite(t, cell, TRAIT_MODEL(traits), state);
+#endif
+    return spikes;
 }
 
-#if FORESIGHT
-// Whether a neuron spikes in the step to come, of which it has not heard yet.
-__device__ inline bool foresee(const Block &here, u32 traits, float current, const u32 *state)
+#if LOOKAHEAD
+// True if a neuron spikes in the next step, whose input has not arrived yet.
+__device__ inline bool spikes_next(const Block &here, u32 traits, float current, const u32 *state)
 {
     if (is_silent(traits))
         return false;
@@ -166,30 +191,31 @@ __device__ inline bool foresee(const Block &here, u32 traits, float current, con
 }
 #endif
 
-// Tell whoever wants to know, now or later, of this block's spikes in step t.
-__device__ inline void note_spikes(const Block &here, int t)
+// Record the spikes of this block in step t: for probes, for the host's history, in the counts and the hash, and for plastic
+// synapses.
+__device__ inline void record_spikes(const Block &here, int t)
 {
-    Desk *desk = here.desk;
-    i64 parts = PLAN[P_PARTS];
+    Control *control = here.control;
+    i64 parts = layout.parts;
 #pragma unroll 1
-    for (int i = threadIdx.x % WARP; i < desk->own[t & 3]; i += WARP) {
+    for (int i = threadIdx.x % WARP; i < control->own[t & 3]; i += WARP) {
         u32 cell = own_spikes(here, t)[i];
-        i64 everywhere = (i64)blockIdx.x * PLAN[P_CELLS] + cell, q = (i64)cell * PLAN[P_BLOCKS] + blockIdx.x;
+        i64 global_cell = (i64)blockIdx.x * layout.cells + cell, q = (i64)cell * layout.blocks + blockIdx.x;
         int part = 0;
-        while (part + 1 < parts && q >= here.populations[(part + 1) * Q_WORDS + Q_FIRST_PLACE])
+        while (part + 1 < parts && q >= here.populations[part + 1].first_place)
             part++;
-        const i64 *population = here.populations + part * Q_WORDS;
-        u64 entry = (u64)t << 32 | (u32)(q - population[Q_FIRST_PLACE] + population[Q_FIRST_ID]);
-        atomicAdd((int *)PLAN[P_SPIKE_COUNTS] + everywhere, 1);
-        atomicAdd((u64 *)PLAN[P_POPULATION_SPIKES] + (i64)blockIdx.x * parts + part, (u64)1);
-        if (population[Q_RECORD] == 1 || (population[Q_RECORD] == 2 && ((const u8 *)PLAN[P_RECORDED_CELLS])[everywhere]))
-            ((u64 *)PLAN[P_SPIKE_RECORD])[(i64)blockIdx.x * PLAN[P_RECORD_ROOM] + atomicAdd(&desk->recorded, 1)] = entry;
-        u32 note = (u32)atomicAdd(&desk->noted, 1) % (u32)PLAN[P_NOTE_ROOM];
-        ((u64 *)PLAN[P_NOTES])[(i64)blockIdx.x * PLAN[P_NOTE_ROOM] + note] = entry;
-        atomicAdd(&desk->hash, mix(entry));
+        const Population *population = here.populations + part;
+        u64 entry = (u64)t << 32 | (u32)(q - population->first_place + population->first_id);
+        atomicAdd(layout.spike_counts + global_cell, 1);
+        atomicAdd(layout.population_spikes + (i64)blockIdx.x * parts + part, (u64)1);
+        if (population->record == 1 || (population->record == 2 && layout.recorded_cells[global_cell]))
+            layout.spike_record[(i64)blockIdx.x * layout.record_room + atomicAdd(&control->recorded, 1)] = entry;
+        u32 at = (u32)atomicAdd(&control->recent, 1) % (u32)layout.recent_room;
+        layout.recent_spikes[(i64)blockIdx.x * layout.recent_room + at] = entry;
+        atomicAdd(&control->hash, mix(entry));
 #if PLASTIC
-        for (i64 k = population[Q_PLASTIC_FIRST]; k < population[Q_PLASTIC_END]; k++)
-            note_post_spike(k, q - population[Q_FIRST_PLACE], t);
+        for (i64 k = population->plastic_first; k < population->plastic_end; k++)
+            record_post_spike(k, q - population->first_place, t);
 #endif
     }
 }

@@ -1,10 +1,10 @@
-// What a compiler for GPUs and the twin on the CPU (tests) each call by another name.
+// Primitives that differ between CUDA and the emulation on the CPU (tests).
 #ifdef NEURAXIS_TWIN
 #include "twin.h"
 #else
 extern __shared__ int4 shared_room_[];
 #define SHARED_ROOM(name) char *name = (char *)shared_room_
-#define IN_A_TURN()
+#define SPIN_WAIT()
 #endif
 
 typedef unsigned char u8;
@@ -16,9 +16,9 @@ typedef long long i64;
 __device__ inline float bits_to_f(u32 bits) { return __uint_as_float(bits); }
 __device__ inline u32 f_to_bits(float value) { return __float_as_uint(value); }
 
-// A line of mail: 16 bytes that are written and read as one. `last` orders it after what the block wrote before.
+// A message: 16 bytes that are written and read atomically. `last` orders it after earlier writes of the block.
 #ifndef NEURAXIS_TWIN
-__device__ inline void write_line(u64 *at, u64 low, u64 high, bool last)
+__device__ inline void write_message(u64 *at, u64 low, u64 high, bool last)
 {
     if (last)
         __threadfence();
@@ -26,13 +26,13 @@ __device__ inline void write_line(u64 *at, u64 low, u64 high, bool last)
                  :: "l"(at), "l"(low), "l"(high) : "memory");
 }
 
-__device__ inline void read_line(const u64 *at, u64 &low, u64 &high)
+__device__ inline void read_message(const u64 *at, u64 &low, u64 &high)
 {
     asm volatile("{ .reg .b128 line; ld.relaxed.gpu.global.b128 line, [%2]; mov.b128 {%0, %1}, line; }"
                  : "=l"(low), "=l"(high) : "l"(at) : "memory");
 }
 
-// What another block wrote before its line: not from this processor's own cache.
+// Read what another block wrote before its message, bypassing the L1 cache.
 __device__ inline u32 read_fresh(const u16 *at)
 {
     u16 value;
@@ -41,8 +41,8 @@ __device__ inline u32 read_fresh(const u16 *at)
 }
 
 
-// Copy 16 bytes from the card's memory to shared memory; they are there after `wait_for_copies`.
-__device__ inline void copy_by_itself(void *to, const void *from)
+// Copy 16 bytes from global to shared memory asynchronously; complete after `wait_for_copies`.
+__device__ inline void copy_async(void *to, const void *from)
 {
     u32 at = (u32)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
@@ -55,76 +55,108 @@ __device__ inline void wait_for_copies()
 }
 
 __device__ inline i64 now_in_ticks() { return clock64(); }
-__device__ inline void after_line() { __threadfence(); }
+__device__ inline void after_message() { __threadfence(); }
 #endif
 
-// --- arithmetic that every machine does alike (see engine/arithmetic.py) -----------------------------------
+// --- reproducible arithmetic (see engine/arithmetic.py) -----------------------------------
 
 template <typename T> __device__ inline T min_of(T a, T b) { return b < a ? b : a; }
 template <typename T> __device__ inline T max_of(T a, T b) { return b > a ? b : a; }
 template <typename T> __device__ inline T absolute(T a) { return a < 0 ? (T)(0 - (u64)a) : a; }
 
-// A number as another kind. What no whole number is near, and what is none, becomes what CPUs make of it.
+// Conversions. Values out of range and NaN become the lowest integer, as on CPUs.
 template <typename To, typename From> __device__ inline To converted(From x) { return (To)x; }
 template <> __device__ inline i64 converted<i64, double>(double x) { return x >= -0x1p63 && x < 0x1p63 ? (i64)x : (i64)(1ULL << 63); }
 template <> __device__ inline i64 converted<i64, float>(float x) { return converted<i64, double>((double)x); }
 template <> __device__ inline int converted<int, double>(double x) { return x > -0x1.00000002p31 && x < 0x1p31 ? (int)x : (int)(1u << 31); }
 template <> __device__ inline int converted<int, float>(float x) { return converted<int, double>((double)x); }
 
-template <typename T> __device__ inline T floor_divided(T a, T b)
+// 64-bit integers, which wrap around; division by 0 gives 0, as in NumPy.
+__device__ inline i64 floor_divided_int(i64 a, i64 b)
 {
     if (b == 0)
         return 0;
-    T q = a / b;
+    if (b == -1)
+        return (i64)(0 - (u64)a);
+    i64 q = a / b;
     return (q * b != a && (a < 0) != (b < 0)) ? q - 1 : q;
 }
 
-template <typename T> __device__ inline T floor_remainder(T a, T b) { return b == 0 ? 0 : a - floor_divided<T>(a, b) * b; }
-
-// Of floats as Python has it, from the exact remainder.
-template <typename T> struct Divided {
-    T quotient, remainder;
-};
-
-template <typename T> __device__ inline Divided<T> divided(T a, T b, T remainder)
+__device__ inline i64 floor_remainder_int(i64 a, i64 b)
 {
-    Divided<T> found{(a - remainder) / b, remainder};
-    if (remainder != 0) {
-        if ((b < 0) != (remainder < 0)) {
-            found.quotient -= 1;
-            found.remainder += b;
-        }
-    } else
-        found.remainder = b < 0 ? (T)-0.0 : (T)0.0;
-    T whole = (T)floor(found.quotient);
-    if (found.quotient < 0 || found.quotient > 0)
-        found.quotient = found.quotient - whole > (T)0.5 ? whole + 1 : whole;
-    else
-        found.quotient = found.quotient * found.quotient * a / b;  // a zero with a sign, or none at all
-    return found;
+    if (b == 0 || b == -1)
+        return 0;
+    i64 rest = a % b;
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-template <> __device__ inline float floor_divided<float>(float a, float b) { return b == 0 ? a / b : divided<float>(a, b, fmodf(a, b)).quotient; }
-template <> __device__ inline double floor_divided<double>(double a, double b) { return b == 0 ? a / b : divided<double>(a, b, fmod(a, b)).quotient; }
-template <> __device__ inline float floor_remainder<float>(float a, float b) { return b == 0 ? fmodf(a, b) : divided<float>(a, b, fmodf(a, b)).remainder; }
-template <> __device__ inline double floor_remainder<double>(double a, double b) { return b == 0 ? fmod(a, b) : divided<double>(a, b, fmod(a, b)).remainder; }
+__device__ inline i64 power_int(i64 a, i64 n)
+{
+    u64 found = 1, factor = (u64)a;
+    for (; n > 0; n >>= 1) {
+        if (n & 1)
+            found *= factor;
+        factor *= factor;
+    }
+    return (i64)found;
+}
+
+__device__ inline i64 shifted_left(i64 a, i64 n) { return n >= 0 && n < 64 ? (i64)((u64)a << n) : 0; }
+__device__ inline i64 shifted_right(i64 a, i64 n) { return a >> (n >= 0 && n < 64 ? n : 63); }
+
+// Floor division of floats as in NumPy, from the exact remainder.
+__device__ inline float exact_remainder(float a, float b) { return fmodf(a, b); }
+__device__ inline double exact_remainder(double a, double b) { return fmod(a, b); }
+__device__ inline float rounded_down(float x) { return floorf(x); }
+__device__ inline double rounded_down(double x) { return floor(x); }
+__device__ inline float with_sign(float x, float sign) { return copysignf(x, sign); }
+__device__ inline double with_sign(double x, double sign) { return copysign(x, sign); }
+
+template <typename T> __device__ inline T floor_divided(T a, T b)
+{
+    T rest = exact_remainder(a, b), quotient = (a - rest) / b;
+    if (rest != 0 && (b < 0) != (rest < 0))
+        quotient -= (T)1;
+    T whole = rounded_down(quotient);
+    if (quotient - whole > (T)0.5)
+        whole += (T)1;
+    T zero = with_sign((T)0, a / b), found = quotient != 0 ? whole : zero;
+    return b == 0 ? a / b : found;
+}
+
+template <typename T> __device__ inline T floor_remainder(T a, T b)
+{
+    T rest = exact_remainder(a, b);
+    if (b == 0)
+        return rest;
+    if (rest == 0)
+        return with_sign((T)0, b);
+    return (b < 0) != (rest < 0) ? rest + b : rest;
+}
 
 __device__ inline float sqrt_f(float x) { return sqrtf(x); }
 
+__device__ inline float infinity_f() { return bits_to_f(0x7f800000u); }
+__device__ inline float nan_f() { return bits_to_f(0x7fc00000u); }
+
 __device__ inline float exp_f(float x)
 {
-    x = min_of<float>(max_of<float>(x, -87.0f), 88.0f);
-    float n = (x * bits_to_f(0x3fb8aa3bu) + 12582912.0f) - 12582912.0f;
-    float r = (x - n * 0.693359375f) - n * E_LN2_LOW;
+    float clipped = min_of<float>(max_of<float>(-104.0f, x), 89.0f);
+    float n = (clipped * bits_to_f(0x3fb8aa3bu) + 12582912.0f) - 12582912.0f;
+    float r = (clipped - n * 0.693359375f) - n * E_LN2_LOW;
     float p = ((((E_E0 * r + E_E1) * r + E_E2) * r + E_E3) * r + E_E4) * r + E_E5;
     p = (p * (r * r) + r) + 1.0f;
-    return p * bits_to_f((u32)(((int)n + 127) << 23));
+    int first = (int)n >> 1, second = (int)n - first;
+    float low = bits_to_f((u32)((first + 127) << 23)), high = bits_to_f((u32)((second + 127) << 23));
+    return x != x ? x : (p * low) * high;
 }
 
 __device__ inline float log_f(float x)
 {
-    u32 bits = f_to_bits(max_of<float>(x, bits_to_f(0x00800000u)));
-    int exponent = (int)(bits >> 23) - 126;
+    float smallest = bits_to_f(0x00800000u);
+    bool denormal = x < smallest;
+    u32 bits = f_to_bits(max_of<float>(smallest, denormal ? x * 8388608.0f : x));
+    int exponent = (int)(bits >> 23) - (denormal ? 149 : 126);
     float m = bits_to_f((bits & 0x007FFFFFu) | 0x3F000000u);
     bool small = m < E_SQRT_HALF;
     float e = small ? (float)(exponent - 1) : (float)exponent;
@@ -134,10 +166,58 @@ __device__ inline float log_f(float x)
     p = (p * m) * z;
     p = p + e * E_LN2_LOW;
     p = p - 0.5f * z;
-    return (m + p) + e * 0.693359375f;
+    float found = (m + p) + e * 0.693359375f;
+    found = x == infinity_f() ? x : found;
+    found = x == 0.0f ? -infinity_f() : found;
+    return x >= 0.0f ? found : nan_f();
 }
 
-__device__ inline float power_f(float x, float y) { return x > 0.0f ? exp_f(y * log_f(x)) : 0.0f; }
+__device__ inline float power_of_positive_f(float x, float y) { return x > 0.0f ? exp_f(y * log_f(x)) : 0.0f; }
+
+__device__ inline float power_f(float x, float y)
+{
+    float size = fabsf(x), smallest = bits_to_f(0x00800000u);
+    bool whole_y = y == floorf(y), odd_y = whole_y && fabsf(y) < 16777216.0f && ((i64)y & 1) == 1;
+    bool denormal = size < smallest;
+    u32 bits = f_to_bits(denormal ? size * 8388608.0f : size);
+    int exponent = (int)(bits >> 23) - (denormal ? 149 : 126);
+    double m = (double)bits_to_f((bits & 0x007FFFFFu) | 0x3F000000u);
+    bool small = m < 0.7071067811865476;
+    double e = small ? (double)(exponent - 1) : (double)exponent;
+    m = small ? m + m : m;
+    double z = (m - 1.0) / (m + 1.0), s = z * z;
+    double p = ((((E_A10 * s + E_A9) * s + E_A8) * s + E_A7) * s + E_A6) * s + E_A5;
+    p = ((((p * s + E_A4) * s + E_A3) * s + E_A2) * s + E_A1) * s + E_A0;
+    double log2_of_size = e + (p * z) * E_LOG2_E;
+    double t = min_of<double>(max_of<double>(-160.0, (double)y * log2_of_size), 130.0);
+    double n = (t + 6755399441055744.0) - 6755399441055744.0, u = (t - n) * E_LN2_64;
+    double q = (((((E_T13 * u + E_T12) * u + E_T11) * u + E_T10) * u + E_T9) * u + E_T8) * u + E_T7;
+    q = ((((((q * u + E_T6) * u + E_T5) * u + E_T4) * u + E_T3) * u + E_T2) * u + E_T1) * u + E_T0;
+    int first = (int)n >> 1, second = (int)n - first;
+    double low = (double)bits_to_f((u32)((first + 127) << 23)), high = (double)bits_to_f((u32)((second + 127) << 23));
+    double found = (q * low) * high;
+    if (whole_y && fabsf(y) <= 15.0f) {
+        int k = (int)fabsf(y);
+        double one = (double)size, two = one * one, four = two * two;
+        double product = (k & 1 ? one : 1.0) * (k & 2 ? two : 1.0);
+        product = product * (k & 4 ? four : 1.0) * (k & 8 ? four * four : 1.0);
+        found = y < 0.0f ? 1.0 / product : product;
+    }
+    float result = (float)found;
+    result = x < 0.0f && odd_y ? -result : result;
+    result = x < 0.0f && !whole_y ? nan_f() : result;
+    if (size == 0.0f || size == infinity_f()) {
+        bool grows = (size == infinity_f()) == (y > 0.0f);
+        result = grows ? infinity_f() : 0.0f;
+        result = odd_y && f_to_bits(x) >> 31 == 1 ? -result : result;
+    }
+    if (fabsf(y) == infinity_f()) {
+        bool grows = (size > 1.0f) == (y > 0.0f);
+        result = size == 1.0f ? 1.0f : (grows ? infinity_f() : 0.0f);
+    }
+    result = x != x || y != y ? nan_f() : result;
+    return x == 1.0f || y == 0.0f ? 1.0f : result;
+}
 
 // --- random numbers (see engine/random.py) ------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-// Static synapses as the kernels find them. A segment is the synapses of one source onto the neurons of one block of the grid.
-// Its record holds where its words are, and the first INLINE of them; those that are felt soonest (URGENT) come first.
+// Layout of static synapses. A segment holds the synapses of one source onto the neurons of one block of the grid. Its record
+// holds the address of its words and the first INLINE of them; words with the shortest delay come first (URGENT).
 
 #if WIDE
 typedef u64 Word;
@@ -10,7 +10,7 @@ typedef u32 Word;
 struct alignas(16) Head {
     u32 size;
     u32 shift;
-    u32 start;  // of the words that are not in the record, within the block's
+    u32 start;  // of the words that are not in the record, within the words of the block
     u32 urgent;
 };
 
@@ -21,7 +21,7 @@ struct Record {
 #endif
 };
 
-// Weight, delay (less the one that every delay has) and target.
+// Pack weight, delay - 1 and target.
 __device__ inline Word packed(int weight, u32 target, u32 delay)
 {
     u32 low = (delay - 1) << TARGET_BITS | target;

@@ -1,0 +1,1 @@
+"""`neuraxis bench brain`: spiking networks, compared with other simulators."""

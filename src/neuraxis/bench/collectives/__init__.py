@@ -1,0 +1,1 @@
+"""`neuraxis bench collectives`: communication patterns, compared with gloo and Open MPI."""

@@ -1,0 +1,1 @@
+"""`neuraxis bench mesh`: messages compared with raw Zenoh, and brains run by every method."""

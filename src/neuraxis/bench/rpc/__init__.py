@@ -1,0 +1,1 @@
+"""`neuraxis bench rpc`: remote calls, compared with other libraries."""

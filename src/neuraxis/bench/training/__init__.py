@@ -1,0 +1,1 @@
+"""`neuraxis bench training`: training steps, compared with torch's."""

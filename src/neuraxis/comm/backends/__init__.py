@@ -1,0 +1,1 @@
+"""Backends of the collectives: local, shared memory, torch (gloo and NCCL), MPI."""

@@ -1,0 +1,331 @@
+"""The static synapses of a shard: packed words, ordered by source and delay.
+
+Most synapses fit 4 bytes (*narrow*): 16 bits for the accumulator within a *band* of 65,536 accumulators, 16 bits for
+the weight. Weights on the receptor's fixed-point scale may need more than 16 bits, so all weights of a source
+population share a shift, which delivery applies. If its weights differ so much that the smallest would keep fewer than
+12 bits, a projection is stored *wide*: 8 bytes with 32 bits for the weight. A projection whose sources have fewer
+synapses than there are delays is also stored wide, because its index would be larger than the synapses: a wide word
+contains the delay class, and the index has one entry per source. The form depends only on the description, so all
+workers choose the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraxis.engine.codegen import BLOCK
+from neuraxis.engine.cpu.synapses import COUNT, NARROW, TALLY_WORDS, WIDE, count_to_starts, scan_targets, sort_rows
+from neuraxis.engine.encoding import Drawn, EncodedRule, encode_rule
+from neuraxis.engine.placement import Slice
+from neuraxis.engine.random import normal_table
+from neuraxis.errors import AccumulatorOverflow, InvalidArgument
+from neuraxis.network import Network, Projection, Values
+from neuraxis.network.fixed_point import SUM_LIMIT, poisson_count_bound
+from neuraxis.network.grid import array_to_steps
+
+__all__ = ["Accumulators", "BuildTally", "Scan", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts"]
+
+BAND = 65536
+_NO_LOAD = np.zeros(0, np.int64)
+LARGEST_NARROW = 32767
+LOWEST_BITS = 12
+LARGEST_SEGMENT = 2**24
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """Layout of the accumulators of a slice: by block, then by row, then by neuron.
+
+    There is a row for each accumulator of `Network.accumulators`.
+    """
+
+    part: Slice
+    first: int  # position of the first block among the shard's accumulators
+    rows: int  # accumulators per neuron
+
+    @property
+    def stride(self) -> int:
+        return max(1, self.rows) * BLOCK
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.part.n // BLOCK)
+
+    @property
+    def end(self) -> int:
+        """Position after the last accumulator."""
+        return self.first + self.blocks * self.stride
+
+    def row(self, place: int) -> int:
+        """Return the position of row `place` of the first block."""
+        return self.first + place * BLOCK
+
+
+@dataclass(frozen=True)
+class StaticTable:
+    """A table of synapses onto the accumulators from `first_accumulator` on."""
+
+    index: NDArray[np.uint32]
+    words: NDArray[np.uint32] | NDArray[np.uint64]
+    wide: bool
+    delays: NDArray[np.int64]
+    first_accumulator: int
+    first_rows: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+
+    @property
+    def synapses(self) -> int:
+        return len(self.words)
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self.words.nbytes
+
+
+class BuildTally:
+    """Counts and sums of weights that are collected while synapses are built.
+
+    Attributes
+    ----------
+    tallies : array of int64, shape (projections, TALLY_WORDS)
+        Clipped delays and changed weights of each projection; see `engine/cpu/synapses.py`.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.tallies = np.zeros((len(network.projections), TALLY_WORDS), np.int64)
+        self._loads: dict[tuple[int, int], tuple[Slice, NDArray[np.int64]]] = {}
+
+    def load_of(self, projection: Projection, part: Slice) -> NDArray[np.int64]:
+        """Return the array for the sum of weights of each neuron of a slice; empty if no sum can overflow."""
+        row, _ = self._network.accumulator_of(projection)
+        if self._network.accumulators(projection.post)[row].proven:
+            return _NO_LOAD
+        return self._loads.setdefault((part.population, row), (part, np.zeros(part.n, np.int64)))[1]
+
+    def check(self) -> None:
+        """Raise if all synapses of a neuron together could overflow an accumulator in one step."""
+        network = self._network
+        for (index, row), (part, load) in self._loads.items():
+            population = network.populations[index]
+            total = load + sum(
+                round(abs(one.weight) / 2.0 ** network.accumulator_of(one)[1])
+                * math.ceil(poisson_count_bound(one.largest_rate_hz, network.dt_ms))
+                for one in network.poisson_inputs
+                if one.population.index == index and network.accumulator_of(one)[0] == row
+            )
+            worst = int(np.argmax(total))
+            if total[worst] >= SUM_LIMIT:
+                used = network.accumulators(population)[row]
+                raise AccumulatorOverflow(
+                    population.name, population.model.receptors[used.receptor], part.first + worst,
+                    float(total[worst]) * 2.0**used.exponent, float(SUM_LIMIT) * 2.0**used.exponent,
+                )  # fmt: skip
+
+
+def build_static_tables(
+    network: Network, accumulators: Sequence[Accumulators], progress: Callable[[int], None], found: BuildTally
+) -> list[StaticTable]:
+    """Return the tables of all static projections onto these slices."""
+    static = [projection for projection in network.projections if not projection.plasticity]
+    shifts = narrow_shifts(network)
+    narrow = [p for p in static if p.index in shifts]
+    wide = [p for p in static if p.index not in shifts]
+    tables = []
+    for band in _bands(accumulators):
+        tables.append(_build(network, narrow, band, False, shifts, progress, found))
+        tables.append(_build(network, wide, band, True, shifts, progress, found))
+    return [table for table in tables if table is not None]
+
+
+def narrow_shifts(network: Network) -> dict[int, int]:
+    """Return the shift of the weights of each static projection (by index) that can be stored narrow."""
+    needed: dict[int, int] = {}
+    allowed: dict[int, int] = {}
+    for projection in network.projections:
+        if projection.plasticity:
+            continue
+        lsb = 2.0 ** network.accumulator_of(projection)[1]
+        contribution = projection.contribution()
+        largest, typical = contribution.largest / lsb, contribution.typical / lsb
+        if isinstance(projection.weight, Values):
+            # Given weights may span many orders of magnitude, and the smallest must keep its precision.
+            given = np.abs(projection.weight.array[projection.weight.array != 0])
+            typical = float(given.min()) / lsb if given.size else 0.0
+        needed[projection.index] = (
+            max(0, math.ceil(round(math.log2(largest / LARGEST_NARROW), 6))) if largest > 0 else 0
+        )
+        allowed[projection.index] = math.floor(round(math.log2(typical), 6)) - LOWEST_BITS + 1 if typical > 0 else 31
+    shifts: dict[int, int] = {}
+    for population in network.populations:
+        own = [p.index for p in network.projections if p.pre.index == population.index and p.index in needed]
+        own = [i for i in own if needed[i] <= allowed[i]]
+        chosen = [network.projections[i] for i in own]
+        synapses = sum(p.expected_synapses for p in chosen) / population.n
+        if own and len(delay_classes(network, chosen)) > synapses:
+            continue
+        # The strongest projection determines the shift; projections that are too weak for it are stored wide.
+        shift = max((needed[i] for i in own), default=0)
+        shifts |= {i: shift for i in own if allowed[i] >= shift}
+    return shifts
+
+
+def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArray[np.int64]:
+    """Return all delays in steps that synapses of these projections can have."""
+    steps: set[int] = set()
+    for projection in projections:
+        drawn = Drawn.of(projection.delay_ms)
+        if len(drawn.values):
+            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(drawn.values, network.dt_ms, "delay_ms"))}
+        else:
+            low, high = network.delay_bounds_steps(projection)
+            steps |= set(range(low, high + 1))
+    return np.array(sorted(steps), np.int64)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A pass over the synapses of a projection onto some targets of a slice."""
+
+    network: Network
+    projection: Projection
+    rule: EncodedRule
+    targets: tuple[int, int]  # first and last (exclusive), within the population
+    slice_first: int
+    delays: NDArray[np.int64]
+    index: NDArray[np.uint32]
+    index_classes: int
+    tally: NDArray[np.int64]  # of this projection
+    inverse_lsb: float
+    block_stride: int
+    first_row: int = 0
+    receptor_offset: int = 0
+    shift: int = 0
+    narrow: bool = False
+
+    def run(
+        self,
+        mode: int,
+        words: NDArray[np.uint32] | NDArray[np.uint64],
+        plastic: tuple[NDArray[np.uint32], NDArray[np.float32]],
+        load: NDArray[np.int64] = _NO_LOAD,
+    ) -> None:
+        """Count or store the synapses: call `synapses.scan_targets`."""
+        projection, rule, dt_ms = self.projection, self.rule, self.network.dt_ms
+        weight, delay = Drawn.of(projection.weight), Drawn.of(projection.delay_ms)
+        class_of_delay = np.full(int(self.delays.max()) + 1, -1, np.int32)
+        class_of_delay[self.delays] = np.arange(len(self.delays))
+        room = max(1, rule.longest_row)
+        scan_targets(
+            mode, rule.words, np.uint64(self.network.seed), *self.targets, rule.counts, rule.listed, rule.listed_first,
+            rule.listed_order, self.slice_first, weight.kind, weight.parameters, weight.values, delay.kind,
+            delay.parameters, delay.values, dt_ms, class_of_delay, self.index_classes, self.first_row,
+            self.receptor_offset, self.block_stride, self.inverse_lsb,
+            float(LARGEST_NARROW if self.narrow else 2**31 - 1), self.index, words.view(np.uint32), *plastic,
+            normal_table(),
+            np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64), self.tally, load, self.shift,
+            round(projection.largest_weight * self.inverse_lsb) if projection.has_changing_weights else 0,
+        )  # fmt: skip
+
+
+_NOT_PLASTIC = (np.empty(0, np.uint32), np.empty(0, np.float32))
+
+# A slice with the first and the last (exclusive) of some of its blocks.
+Blocks = tuple[Accumulators, int, int]
+
+
+def _bands(accumulators: Sequence[Accumulators]) -> list[list[Blocks]]:
+    """Cut the accumulators into bands, at block boundaries."""
+    bands: list[list[Blocks]] = []
+    room = 0
+    for one in accumulators:
+        first = 0
+        while first < one.blocks:
+            if room < one.stride:
+                bands.append([])
+                room = BAND
+            last = min(one.blocks, first + room // one.stride)
+            bands[-1].append((one, first, last))
+            room -= (last - first) * one.stride
+            first = last
+    return bands
+
+
+def _build(
+    network: Network, projections: Sequence[Projection], band: Sequence[Blocks], wide: bool, shifts: dict[int, int],
+    progress: Callable[[int], None], found: BuildTally,
+) -> StaticTable | None:  # fmt: skip
+    """Return one table, or None if it can have no synapse."""
+    posts = {blocks[0].part.population for blocks in band}
+    projections = [p for p in projections if p.post.index in posts and p.expected_synapses > 0]
+    if not projections or not band:
+        return None
+    delays = delay_classes(network, projections)
+    first_rows = np.full(len(network.populations), -1, np.int64)
+    pop_shifts = np.zeros(len(network.populations), np.int64)
+    rows = 0
+    for population in network.populations:
+        own = [p for p in projections if p.pre.index == population.index]
+        if own:
+            first_rows[population.index] = rows
+            rows += population.n
+            pop_shifts[population.index] = 0 if wide else shifts[own[0].index]
+    # NumPy requests huge pages for a large `empty`, not for `zeros`; access to the index is random.
+    index_classes = 1 if wide else len(delays)
+    index = np.empty(rows * index_classes + 2, np.uint32)
+    index[:] = 0
+    first_accumulator = band[0][0].first + band[0][1] * band[0][0].stride
+    work: list[tuple[Scan, Blocks]] = []
+    for projection in projections:
+        row, exponent = network.accumulator_of(projection)
+        shift = 0 if wide else shifts[projection.index]
+        for one, first, last in band:
+            part = one.part
+            if part.population != projection.post.index:
+                continue
+            job = Scan(
+                network,
+                projection,
+                rule=encode_rule(projection, part, network.seed),
+                targets=(part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)),
+                slice_first=part.first,
+                delays=delays,
+                index=index,
+                index_classes=index_classes,
+                tally=found.tallies[projection.index],
+                inverse_lsb=2.0 ** -(exponent + shift),
+                block_stride=one.stride,
+                first_row=int(first_rows[projection.pre.index]),
+                receptor_offset=one.row(row) - first_accumulator,
+                shift=shift,
+                narrow=not wide,
+            )
+            work.append((job, (one, first, last)))
+
+    def run(mode: int, words: NDArray[np.uint32] | NDArray[np.uint64]) -> None:
+        for job, (one, first, last) in work:
+            load = _NO_LOAD if mode == COUNT else found.load_of(job.projection, one.part)
+            job.run(mode, words, _NOT_PLASTIC, load)
+            if mode != COUNT:
+                progress(round(job.projection.expected_synapses * (last - first) / max(1, one.blocks)))
+
+    run(COUNT, _words(0, wide))
+    words = _words(count_to_starts(index), wide)
+    if len(index) > 2 and int(np.diff(index[1:]).max()) >= LARGEST_SEGMENT:
+        raise InvalidArgument(
+            f"a neuron of {' or '.join({p.pre.name: 0 for p in projections})} has {LARGEST_SEGMENT:,} synapses "
+            "or more with one delay in one shard. Use more workers, or more delays."
+        )
+    run(WIDE if wide else NARROW, words)
+    if wide:
+        sort_rows(index, words)
+    return StaticTable(index, words, wide, delays, first_accumulator, first_rows, pop_shifts)
+
+
+def _words(n: int, wide: bool) -> NDArray[np.uint32] | NDArray[np.uint64]:
+    return np.empty(n, np.uint64) if wide else np.empty(n, np.uint32)

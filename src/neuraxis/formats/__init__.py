@@ -1,0 +1,1 @@
+"""File formats shared with other tools: SONATA."""

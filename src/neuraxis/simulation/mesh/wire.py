@@ -1,0 +1,90 @@
+"""Messages between regions: windows of spikes, and the status of a region (its heartbeat).
+
+A window is a header and two arrays: for each spike the neuron and the step relative to the first of the window. It
+carries the digest of the sender's brain, so that spikes of another brain are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COMMAND", "HEALTH", "REPLAY", "SPIKES", "WHERE", "RegionStatus", "Window", "pack_window", "unpack_window"]
+
+# Topics of a region's node. Payloads have a topic of their own (`Units.topic`).
+SPIKES, HEALTH = "spikes", "health"
+COMMAND, REPLAY, WHERE = "command", "replay", "where"
+
+_HEAD = struct.Struct("<4sIqqqQ")
+_MAGIC = b"nxw1"
+MOST_STEPS = 65536
+
+
+class Window(NamedTuple):
+    """The spikes of steps first..last. `epoch_ns` is the wall-clock time of step 0; in lockstep, the timeline."""
+
+    first: int
+    last: int
+    after: NDArray[np.uint16]
+    ids: NDArray[np.int32]
+    epoch_ns: int
+    digest: int
+
+
+class RegionStatus(msgspec.Struct):
+    """Status of a region, and its heartbeat: the loop publishes it a few times a second, so a stuck region stops.
+
+    Attributes
+    ----------
+    step : int
+        Last completed step.
+    digest : int
+        Digest of its brain.
+    epoch_ns : int
+        Wall-clock time of its step 0 in ns; in lockstep, its timeline.
+    waiting_for : list of str
+        Regions whose spikes it waits for.
+    hold_s : float
+        Do not count it as missing for so many seconds: it is about to do something slow.
+    leaving : bool
+        True in its last message.
+    missing : dict
+        Regions that it counts as missing, and since which step.
+    late, missed_deadlines, jitter_ms
+        Steps that arrived too late, windows that began too late, and the 99th percentile of their lateness.
+    """
+
+    step: int
+    digest: int
+    epoch_ns: int = 0
+    waiting_for: list[str] = []
+    hold_s: float = 0.0
+    leaving: bool = False
+    missing: dict[str, int] = {}
+    late: int = 0
+    missed_deadlines: int = 0
+    jitter_ms: float = 0.0
+
+
+def pack_window(window: Window) -> bytes:
+    n = len(window.ids)
+    head = _HEAD.pack(_MAGIC, n, window.first, window.last, window.epoch_ns, window.digest)
+    return head + window.ids.tobytes() + window.after.tobytes()
+
+
+def unpack_window(payload: object) -> Window:
+    """Decode a window; raise ValueError if the payload is not one."""
+    if not isinstance(payload, bytes) or len(payload) < _HEAD.size:
+        raise ValueError("not a window of spikes")
+    magic, n, first, last, epoch_ns, digest = _HEAD.unpack_from(payload)
+    if magic != _MAGIC or len(payload) != _HEAD.size + 6 * n:
+        raise ValueError("not a window of spikes, or truncated")
+    if not 1 <= first <= last < 2**31 or last - first >= MOST_STEPS:
+        raise ValueError(f"a window with the invalid steps {first} to {last}")
+    ids = np.frombuffer(payload, np.int32, n, _HEAD.size)
+    after = np.frombuffer(payload, np.uint16, n, _HEAD.size + 4 * n)
+    return Window(first, last, after, ids, epoch_ns, digest)

@@ -1,0 +1,1 @@
+"""Parameter sweeps: a grid of brains on a cluster, and one table of the results."""

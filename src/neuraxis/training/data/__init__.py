@@ -1,0 +1,1 @@
+"""Samplers and loaders that distribute a data set over the ranks."""

@@ -1,0 +1,1 @@
+"""Data parallelism: each rank trains on its own batch, and the ranks average their gradients."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: a module in stages on several ranks or devices."""

@@ -1,0 +1,1 @@
+"""Parameter server and workers."""

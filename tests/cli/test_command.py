@@ -1,0 +1,95 @@
+"""The `neuraxis` command as a whole: help, exit codes, one error style, old option names, shell completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuraxis.cli.errors import EXIT_CODES, RENAMED, exit_code, rename_options
+from neuraxis.errors import InvalidArgument, MeshError, SpecError
+
+LIMIT_S = 100
+
+
+def neuraxis(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "neuraxis", *words],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def test_help_of_a_command_is_its_help_option() -> None:
+    for words in (["run"], ["bench", "rpc"], ["mesh", "keys", "init"], ["launch"]):
+        helped, option = neuraxis("help", *words), neuraxis(*words, "--help")
+        assert helped.returncode == option.returncode == 0
+        assert helped.stdout == option.stdout
+        assert f"Usage: neuraxis {' '.join(words)}" in helped.stdout
+
+
+def test_help_lists_commands_and_exit_codes() -> None:
+    listed = neuraxis("help")
+    assert listed.returncode == 0
+    for word in ("demo", "bench", "doctor", "--install-completion", "130 Ctrl-C"):
+        assert word in listed.stdout
+    codes = neuraxis("help", "exit-codes")
+    assert (codes.returncode, codes.stdout) == (0, EXIT_CODES + "\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["runn"], 'neuraxis: Unknown command "runn". Did you mean "run"? '),
+        (["help", "runn"], "neuraxis help: there is no command 'runn'; the commands are demo, run, "),
+        (
+            ["bench", "rpc", "--metods", "x"],
+            "neuraxis bench rpc: Unknown option: --metods. Did you mean --methods? See ",
+        ),
+        (["bench", "collectives", "-n", "two"], "neuraxis bench collectives: Invalid value for -n: "),
+        (["launch", "-n", "two", "x.py"], "neuraxis launch: Invalid value for -n: "),
+        (["launch", "-n", "0", "x.py"], "neuraxis launch: "),
+        (["echo"], "neuraxis echo: "),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], line: str) -> None:
+    done = neuraxis(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(line)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_exit_codes_separate_usage_errors_from_failures() -> None:
+    assert exit_code(InvalidArgument("")) == exit_code(SpecError("")) == 2
+    assert exit_code(MeshError("")) == exit_code(FileNotFoundError()) == 1
+
+
+def test_old_option_names_work_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, renamed in RENAMED.items():
+        for old, new in renamed.items():
+            assert rename_options([command, "x", old, "3", f"{old}=3"]) == [command, "x", new, "3", f"{new}=3"]
+            warning = f"neuraxis {command}: {old} is deprecated: use {new}; "
+            assert [line[: len(warning)] for line in capsys.readouterr().err.splitlines()] == [warning] * 2
+    assert rename_options(["run", "--mesh", "local", "b.toml"]) == ["run", "--mesh", "b.toml"]
+    assert rename_options(["nodes", "--mesh", "local", "--json"]) == ["nodes", "--json"]
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    for words in ([], ["launch", "x.py", "--patience-s", "1"], ["run", "b.toml", "--mesh", "--silence-timeout", "1"]):
+        assert rename_options(list(words)) == words
+    assert capsys.readouterr().err == ""
+
+
+def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
+    done = neuraxis("--install-completion", "--shell", "bash", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (script,) = (tmp_path / ".local/share/bash-completion/completions").iterdir()
+    text = script.read_text()
+    for word in ("collectives", "--targets", "--lockstep", "--mesh-name"):
+        assert word in text
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=LIMIT_S)
+    assert str(script) in (tmp_path / ".bashrc").read_text()

@@ -1,0 +1,65 @@
+"""Help texts of the built-in neuron models."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import pydoc
+
+import pytest
+
+from neuraxis.network import Network, models
+from tests.network.neurons import two_receptors
+
+MODELS = {name: getattr(models, name) for name in models.__all__}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_help_shows_equations_parameters_units_and_states(name):
+    model = MODELS[name]
+    text = pydoc.render_doc(model, renderer=pydoc.plaintext)
+    assert len(model.description.splitlines()) > 1 or name == "spike_source"
+    assert model.description.splitlines()[0] in text
+    if model.states:
+        assert "Equations" in text
+        assert "d" + next(iter(model.states))[0].upper() + "/dt" in text.replace("dv/dt", "dV/dt")
+    rows = [line.split() for line in text.splitlines()]
+    units = {"ms": "ms", "mv": "mV", "pa": "pA", "pf": "pF", "ns": "nS", "hz": "Hz"}
+    for value_name, value in {**model.parameters, **model.states}.items():
+        unit = units.get(value_name.rpartition("_")[2])
+        assert [value_name, f"{value:g}", *([unit] if unit else [])] in rows
+    for receptor in model.receptors:
+        assert [receptor, "weights", "in", units[receptor.rpartition("_")[2]]] in rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_signature_has_the_parameters_with_their_defaults(name):
+    signature = inspect.signature(MODELS[name])
+    assert {one.name: one.default for one in signature.parameters.values()} == dict(MODELS[name].parameters)
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in signature.parameters.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_prints_as_the_call_that_makes_it(name):
+    model = MODELS[name]
+    assert eval(repr(model), {name: model}) == model
+    assert "\n" not in repr(model)
+
+
+def test_a_changed_model_shows_its_own_values():
+    changed = models.lif_exp_two(tau_m_ms=25.5)
+    assert ["tau_m_ms", "25.5", "ms"] in [line.split() for line in changed.__doc__.splitlines()]
+    assert inspect.signature(changed).parameters["tau_m_ms"].default == 25.5
+
+
+def test_help_survives_pickling_and_does_not_travel():
+    model = Network().population("E", 2, models.lif_exp_two).model
+    again = pickle.loads(pickle.dumps(model))
+    assert again == model
+    assert again.__doc__ == model.__doc__
+    assert b"Inputs" not in pickle.dumps(model)
+
+
+def test_a_model_without_a_docstring_has_tables():
+    assert two_receptors.__doc__.startswith("Neuron model two_receptors.")
+    assert "excitatory  weights\n" in two_receptors.__doc__

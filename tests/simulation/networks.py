@@ -1,0 +1,332 @@
+"""Small networks with features that a border between shards could break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuraxis.network import (
+    STDP,
+    AllToAll,
+    Explicit,
+    FixedInDegree,
+    FixedOutDegree,
+    FixedTotalNumber,
+    HomeostaticScaling,
+    LogNormal,
+    Network,
+    Normal,
+    OneToOne,
+    PairwiseBernoulli,
+    RewardSTDP,
+    TsodyksMarkram,
+    Uniform,
+    neuron_model,
+)
+from neuraxis.network.models import (
+    adex,
+    izhikevich,
+    lif_alpha,
+    lif_cond_exp,
+    lif_delta,
+    lif_exp,
+    lif_exp_two,
+    poisson_source,
+    spike_source,
+)
+
+__all__ = ["NETWORKS", "Case", "driven"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and for how many steps it is worth running; `parallel`: with how many worker processes."""
+
+    make: Callable[[int], Network]
+    steps: int
+    parallel: tuple[int, ...]
+
+
+def driven(seed: int = 1, n: int = 400) -> Network:
+    """The plainest network that is active: what tests use that are about something else."""
+    network = Network(dt_ms=0.1, seed=seed)
+    cells = network.population("cells", n, lif_exp, v_mv=Normal(-58.0, 5.0))
+    network.connect(cells, cells, FixedInDegree(k=20), weight=Normal(60.0, 20.0), delay_ms=Uniform(0.2, 2.0))
+    network.poisson(cells, rate_hz=8000.0, weight=90.0)
+    network.record(cells)
+    network.record(cells, "v_mv", every_ms=1.0, subset=[n - 1, 0, 3])
+    return network
+
+
+def mixed_models(seed: int) -> Network:
+    """Every model, every rule, delays from one step on, and weights of very different sizes into one receptor."""
+    network = Network(dt_ms=0.1, seed=seed)
+    exp = network.population("exp", 331, lif_exp, v_mv=Normal(-58.0, 5.0))
+    two = network.population("two", 129, lif_exp_two, v_mv=Uniform(-70.0, -56.0))
+    alpha = network.population("alpha", 64, lif_alpha)
+    delta = network.population("delta", 200, lif_delta, v_mv=Uniform(-70.0, -56.0))
+    cond = network.population("cond", 33, lif_cond_exp)
+    adaptive = network.population("adaptive", 40, adex)
+    simple = network.population("simple", 350, izhikevich)
+    noise = network.population("noise", 70, poisson_source(rate_hz=30.0))
+    short = Normal(0.6, 0.6)  # a sixth of them would be below one step
+    network.connect(exp, exp, FixedInDegree(k=15), weight=Normal(50.0, 20.0), delay_ms=short)
+    network.connect(exp, exp, FixedTotalNumber(n=300), weight=LogNormal(0.0, 3.0, high=2000.0), delay_ms=short)
+    network.connect(two, exp, PairwiseBernoulli(p=0.05), weight=-80.0, delay_ms=Uniform(0.1, 3.0))
+    network.connect(exp, two, FixedOutDegree(k=7), weight=60.0, delay_ms=0.1)
+    network.connect(noise, two, FixedInDegree(k=9, multapses=False), weight=150.0, delay_ms=1.7)
+    network.connect(exp, alpha, FixedInDegree(k=30), weight=Normal(20.0, 5.0, low=0.0), delay_ms=Normal(5.0, 2.0))
+    network.connect(alpha, delta, AllToAll(), weight=0.2, delay_ms=Uniform(0.1, 12.8))
+    network.connect(delta, delta, FixedInDegree(k=10, autapses=False), weight=Normal(0.3, 0.5), delay_ms=short)
+    network.connect(delta, cond, FixedInDegree(k=20), weight=3.0, delay_ms=short)
+    network.connect(cond, adaptive, FixedInDegree(k=20), weight=Uniform(5.0, 25.0), delay_ms=short)
+    network.connect(adaptive, simple, FixedInDegree(k=3), weight=Uniform(-4.0, 6.0), delay_ms=short)
+    network.connect(
+        simple, exp, Explicit([0, 349, 349, 7, 200], [330, 0, 0, 165, 66]), weight=[900.0, 5.0, 1e-3, 60, 1]
+    )
+    network.poisson(exp, rate_hz=8000.0, weight=90.0)
+    network.poisson(delta, rate_hz=900.0, weight=1.6)
+    network.poisson(two, rate_hz=3000.0, weight=60.0)
+    network.poisson(alpha, rate_hz=3000.0, weight=40.0)
+    network.poisson(cond, rate_hz=2000.0, weight=9.0)
+    network.current(adaptive, 900.0)
+    network.current(simple, np.linspace(0.0, 12.0, 350))
+    for population in network.populations:
+        network.record(population)
+    network.record(exp, "v_mv", every_ms=0.5, subset=[330, 1, 164, 165, 166])
+    network.record(exp, "refractory", subset=slice(300, 331))
+    network.record(simple, "u_mv", every_ms=0.7)
+    return network
+
+
+def tiny_populations(seed: int) -> Network:
+    """Populations of one and of three neurons: most workers have nothing at all to do."""
+    network = Network(dt_ms=0.1, seed=seed)
+    one = network.population("one", 1, lif_delta)
+    three = network.population("three", 3, lif_exp_two)
+    given = network.population("given", 1, spike_source)
+    network.connect(one, one, OneToOne(), weight=3.0, delay_ms=0.3)
+    network.connect(one, three, AllToAll(), weight=Normal(900.0, 100.0), delay_ms=[0.1, 2.0, 7.7])
+    network.connect(three, one, AllToAll(), weight=Uniform(1.0, 9.0), plasticity=STDP.additive(w_max=20.0))
+    network.connect(given, three, AllToAll(), weight=2000.0, delay_ms=1.0)
+    network.current(one, 500.0)
+    network.spikes(given, times_ms=[0.1, 5.0, 5.1, 80.0, 99.9], ids=[0] * 5)
+    for population in network.populations:
+        network.record(population)
+    network.record(three, "v_mv", subset=[2, 0])
+    return network
+
+
+def inputs_alone(seed: int) -> Network:
+    """No projection, so that no worker ever needs another one; every kind of input, switched on and off."""
+    network = Network(dt_ms=0.1, seed=seed)
+    many = network.population("many", 401, lif_exp)
+    few = network.population("few", 50, lif_delta)
+    given = network.population("given", 340, spike_source)
+    network.population("noise", 333, poisson_source(rate_hz=80.0))
+    network.poisson(many, rate_hz=8000.0, weight=87.8)
+    network.poisson(many, rate_hz=np.linspace(0.0, 4000.0, 401), weight=40.0, start_ms=20.1, stop_ms=60.0)
+    network.poisson(few, rate_hz=400_000.0, weight=0.025, start_ms=33.3, stop_ms=52.2)  # 40 in a step
+    network.current(many, np.linspace(-100.0, 500.0, 401), start_ms=10.0, stop_ms=90.0)
+    network.current(many, 120.0, start_ms=50.0)
+    network.current(few, 420.0, stop_ms=0.1)
+    network.current(few, 420.0, start_ms=30.0)
+    times = np.random.default_rng(seed).uniform(0.1, 150.0, 2000).round(1)
+    network.spikes(given, times_ms=times, ids=np.arange(2000) % 340)
+    network.spikes(given, times_ms=[3.0, 3.0, 3.1], ids=[339, 339, 339])
+    network.spikes(few, times_ms=[12.0], ids=[49])
+    network.record(many, subset=[400, 0, 200, 201])
+    network.record(few)
+    network.record(given)
+    network.record("noise", subset=slice(100, 300))
+    network.record(many, "v_mv", every_ms=0.3, subset=[400, 80, 0])
+    return network
+
+
+def every_neuron_learns(seed: int) -> Network:
+    """Each form of STDP between neurons that all fire, with delays down to one step, and homeostasis."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 330, lif_exp_two, v_mv=Uniform(-70.0, -55.1))
+    b = network.population("b", 140, lif_delta, v_mv=Uniform(-70.0, -55.1))
+    short = Uniform(0.1, 2.0)
+    network.connect(a, a, FixedInDegree(k=12), Uniform(0.0, 60.0), short, plasticity=STDP.additive(w_max=60.0))
+    network.connect(
+        a, b, FixedInDegree(k=12), Uniform(0.0, 1.0), short,
+        plasticity=STDP.multiplicative(w_max=1.0, learning_rate=0.05, alpha=1.1),
+    )  # fmt: skip
+    network.connect(
+        b, a, FixedInDegree(k=9), Uniform(5.0, 40.0), short,
+        plasticity=[STDP.power_law(w_max=90.0, w0=30.0), HomeostaticScaling(60.0, w_max=100.0, every_ms=7.0)],
+    )  # fmt: skip
+    network.connect(
+        b, b, PairwiseBernoulli(p=0.1), Uniform(0.1, 0.9), Normal(3.0, 4.0),
+        plasticity=STDP(w_max=1.0, mu_plus=0.3, mu_minus=0.6, learning_rate=0.1),
+    )  # fmt: skip
+    network.connect(
+        a, b, first_to_first(140), 0.5, 0.1, plasticity=HomeostaticScaling(100.0, w_max=4.0, every_ms=11.3),
+        name="scaled only",
+    )  # fmt: skip
+    network.current(a, np.linspace(420.0, 900.0, 330))
+    network.current(b, np.linspace(420.0, 900.0, 140))
+    for population in network.populations:
+        network.record(population)
+    network.record(b, "v_mv", every_ms=2.5)
+    return network
+
+
+def first_to_first(n: int) -> Explicit:
+    """Neuron i to neuron i, for the first n."""
+    return Explicit(np.arange(n), np.arange(n))
+
+
+def reward_and_fatigue(seed: int) -> Network:
+    """Rewards that spikes release, short-term plasticity with and without facilitation, and few neurons that learn."""
+    network = Network(dt_ms=0.1, seed=seed)
+    noise = network.population("noise", 345, poisson_source(rate_hz=40.0))
+    cells = network.population("cells", 322, lif_exp_two)
+    reward = network.population("reward", 5, lif_delta)
+    network.neuromodulator("dopamine", baseline=0.2, tau_ms=50.0)
+    network.neuromodulator("unused")
+    network.connect(
+        noise, cells, FixedInDegree(k=30), Uniform(20.0, 80.0), Uniform(0.1, 4.0),
+        plasticity=[
+            RewardSTDP(w_max=120.0, a_plus=2.0, a_minus=1.5, tau_eligibility_ms=60.0, every_ms=3.0),
+            HomeostaticScaling(30.0, w_max=120.0, every_ms=25.0, strength=0.3),
+        ],
+    )  # fmt: skip
+    network.connect(
+        cells, cells, FixedInDegree(k=10), Normal(40.0, 10.0, low=0.0), Uniform(0.1, 9.0),
+        plasticity=TsodyksMarkram(u=0.3, tau_recovery_ms=60.0, tau_facilitation_ms=40.0),
+    )  # fmt: skip
+    network.connect(noise, cells, FixedInDegree(k=10), -30.0, 1.0, plasticity=TsodyksMarkram(tau_recovery_ms=30.0))
+    network.connect(
+        cells, reward, FixedInDegree(k=60), 0.8, 0.7,
+        plasticity=RewardSTDP(w_max=2.0, a_plus=0.02, a_minus=0.01, every_ms=0.1),
+    )  # fmt: skip
+    network.poisson(cells, rate_hz=2000.0, weight=60.0)
+    network.modulate(reward, "dopamine", amount=0.05)
+    network.modulate(cells, "dopamine", amount=-0.001, delay_ms=12.0)
+    for population in network.populations:
+        network.record(population)
+    network.record(cells, "i_in_pa", every_ms=3.0, subset=slice(150, 170))
+    return network
+
+
+def shortest_delay_15(seed: int) -> Network:
+    """Workers may run 15 steps ahead of each other; the longest delay is no multiple of that."""
+    network = Network(dt_ms=0.2, seed=seed)
+    e = network.population("E", 390, lif_exp, v_mv=Normal(-58.0, 5.0))
+    i = network.population("I", 130, lif_exp, v_mv=Normal(-58.0, 5.0))
+    network.connect(e, e, FixedInDegree(k=20), 60.0, Uniform(3.0, 8.2))
+    network.connect(e, i, FixedInDegree(k=20), 60.0, 3.0, plasticity=STDP.additive(w_max=90.0))
+    network.connect(i, e, FixedInDegree(k=20), -200.0, Normal(5.0, 2.0, low=3.0))
+    network.connect(i, i, FixedInDegree(k=20), -150.0, 41.4)
+    network.poisson(e, rate_hz=8000.0, weight=90.0)
+    network.poisson(i, rate_hz=8000.0, weight=85.0)
+    for population in network.populations:
+        network.record(population)
+    network.record(e, "i_syn_pa", every_ms=1.4)
+    return network
+
+
+def one_long_delay(seed: int) -> Network:
+    """One projection with one delay, longer than most pieces that a run is cut into."""
+    network = Network(dt_ms=0.1, seed=seed)
+    cells = network.population("cells", 360, lif_delta, v_mv=Uniform(-70.0, -55.1))
+    network.connect(cells, cells, FixedInDegree(k=8), 1.3, delay_ms=30.0)
+    network.poisson(cells, rate_hz=1200.0, weight=1.5)
+    network.record(cells)
+    network.record(cells, "v_mv", every_ms=10.0)
+    return network
+
+
+@neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0},
+    signals={"gain": 1.0, "drive": 0.0},
+)
+def gated(v_mv, seen, input, gain, drive, threshold_mv):
+    """Input is multiplied by `gain`; `drive` is added."""
+    v_mv = 0.9 * v_mv + gain * input + drive
+    spike = v_mv >= threshold_mv
+    return spike, 0.0 if spike else v_mv, gain
+
+
+def rhythms_and_maps(seed: int) -> Network:
+    """Models that follow rhythms and a neuromodulator, learning that follows a rhythm, and maps from part to part."""
+    network = Network(dt_ms=0.1, seed=seed)
+    network.neuromodulator("dopamine", baseline=0.5, tau_ms=30.0)
+    network.rhythm("theta", frequency_hz=80.0, phase=0.3, floor=-0.2)
+    network.rhythm("gamma", frequency_hz=411.7)
+    a = network.population("a", 331, gated(gain="dopamine", drive="theta"))
+    b = network.population("b", 130, gated(drive="gamma", threshold_mv=15.0))
+    network.connect(a, b, FixedInDegree(k=6, groups=13), Uniform(1.0, 5.0), Uniform(0.1, 2.0))
+    network.connect(a, a, PairwiseBernoulli(p=0.3, autapses=False, groups=7), 2.0, Uniform(0.3, 3.0))
+    network.connect(
+        b, a, AllToAll(groups=9), Uniform(0.5, 1.5), 0.2,
+        plasticity=RewardSTDP(w_max=3.0, a_plus=0.02, a_minus=0.01, modulator="theta", every_ms=0.7),
+    )  # fmt: skip
+    network.poisson(a, rate_hz=3000.0, weight=8.0)
+    network.poisson(b, rate_hz=2500.0, weight=5.0)
+    network.modulate(b, "dopamine", amount=0.002, delay_ms=0.4)
+    for population in network.populations:
+        network.record(population)
+    network.record(a, "seen", every_ms=0.3, subset=[330, 0, 165])
+    return network
+
+
+def regions_far_apart(seed: int) -> Network:
+    """Regions with short delays within and long ones between: shards may run apart from one another, each pair its own.
+
+    One region has a single source region, and one has none.
+    """
+    network = Network(dt_ms=0.1, seed=seed)
+    near, far, deaf, _ = (
+        network.population(name, n, lif_delta, v_mv=Uniform(-70.0, -55.1))
+        for name, n in (("near", 150), ("far", 140), ("deaf", 60), ("lone", 50))
+    )
+    for region in (near, far):
+        network.connect(region, region, FixedInDegree(k=10), 0.5, delay_ms=Uniform(0.1, 0.5))
+    network.connect(near, far, FixedInDegree(k=10), 0.8, delay_ms=Uniform(4.0, 5.0))
+    network.connect(far, near, FixedInDegree(k=10), -0.5, delay_ms=7.0, plasticity=TsodyksMarkram())
+    network.connect(deaf, far, FixedInDegree(k=10), 1.0, delay_ms=9.0)
+    for population in network.populations:
+        network.poisson(population, rate_hz=1200.0, weight=1.5)
+        network.record(population)
+    return network
+
+
+def weights_far_apart(seed: int) -> Network:
+    """Receptors that need several accumulators: weak synapses and strong drivers, static, plastic and Poisson."""
+    network = Network(dt_ms=0.1, seed=seed)
+    noise = network.population("noise", 150, poisson_source(rate_hz=40.0))
+    drivers = network.population("drivers", 60, poisson_source(rate_hz=25.0))
+    cells = network.population("cells", 1100, lif_exp_two, v_mv=Uniform(-70.0, -56.0))
+    network.connect(noise, cells, FixedInDegree(k=40), weight=Normal(0.1, 0.02, low=0.0), delay_ms=Uniform(0.1, 2.0))
+    network.connect(drivers, cells, FixedInDegree(k=30), weight=5000.0, delay_ms=1.5)
+    network.connect(drivers, cells, PairwiseBernoulli(p=0.1), weight=2e-4, delay_ms=0.7)
+    network.connect(cells, cells, PairwiseBernoulli(p=0.02), weight=LogNormal(2.0, 0.94), delay_ms=Uniform(0.2, 3.0))
+    learning = STDP.additive(w_max=0.3, learning_rate=0.05)
+    network.connect(noise, cells, FixedInDegree(k=20), weight=0.15, plasticity=learning, name="learning")
+    network.connect(cells, cells, FixedInDegree(k=10), weight=-60.0, plasticity=TsodyksMarkram(), name="tiring")
+    network.poisson(cells, rate_hz=400.0, weight=150.0)
+    network.record(cells)
+    network.record(cells, "i_ex_pa", every_ms=1.0, subset=7)
+    return network
+
+
+NETWORKS = {
+    "weights far apart": Case(weights_far_apart, 700, (3,)),
+    "mixed models": Case(mixed_models, 1000, (2, 5)),
+    "tiny populations": Case(tiny_populations, 1000, (5,)),
+    "inputs alone": Case(inputs_alone, 1200, (3,)),
+    "every neuron learns": Case(every_neuron_learns, 1000, (1, 3)),
+    "reward and fatigue": Case(reward_and_fatigue, 1000, (2,)),
+    "shortest delay 15": Case(shortest_delay_15, 900, (5,)),
+    "one long delay": Case(one_long_delay, 1000, (3,)),
+    "rhythms and maps": Case(rhythms_and_maps, 800, ()),
+    "regions far apart": Case(regions_far_apart, 800, ()),
+}

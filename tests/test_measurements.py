@@ -1,0 +1,59 @@
+"""Tables of the documentation: files of measurements, and their form on a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from measurements import FOLDER, Measured, markdown
+
+TABLE = {"title": "all_reduce", "headings": ["size", "shm µs", "ratio"], "rows": [["4 B", "2.1", "50x"]], "meaning": ""}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_file_says_when_where_and_how_it_was_measured(path: Path) -> None:
+    measured = Measured(path)
+    assert measured.date.utcoffset() is not None
+    assert measured.command.startswith(("neuraxis bench ", "python benchmarks/"))
+    assert "neuraxis" in measured.versions
+    assert "cores" in measured.hardware
+    assert measured.data["report"]["tables"]
+    assert not measured.data.get("failures")
+    assert "/work" not in path.read_text()
+
+
+def test_there_are_files() -> None:
+    assert len(list(FOLDER.glob("*.json"))) >= 5
+
+
+def test_a_file_without_its_date_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"command": "neuraxis bench", "machine": {}, "report": {}}))
+    with pytest.raises(ValueError, match=r"old\.json lacks date"):
+        _ = Measured(path).date
+
+
+def test_a_table_shows_the_columns_that_are_asked_for() -> None:
+    assert markdown(TABLE).splitlines()[2:] == ["| size | shm µs | ratio |", "|---:|---:|---:|", "| 4 B | 2.1 | 50x |"]
+    assert markdown(TABLE, ["ratio", "size"]).splitlines()[2:] == ["| ratio | size |", "|---:|---:|", "| 50x | 4 B |"]
+    with pytest.raises(ValueError, match="no column 'gloo µs', but size"):
+        markdown(TABLE, ["gloo µs"])
+
+
+def test_a_busy_machine_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "busy.json"
+    data = {
+        "command": "c",
+        "date": "2026-11-17T09:00:00Z",
+        "machine": {},
+        "report": {},
+        "busy": True,
+        "load_before": 3.0,
+    }
+    path.write_text(json.dumps({**data, "note": "a shared host"}))
+    assert Measured(path).remarks == [
+        "a shared host",
+        "The load average was 3.0 before the start: the machine may not have been idle.",
+    ]
