@@ -160,7 +160,7 @@ class FairDict(Generic[_K, _V]):
         self._lock = threading.Lock()
         self._entries: OrderedDict[_K, tuple[str, _V, int, float]] = OrderedDict()  # owner, value, bytes, time
         self._by_owner: dict[str, OrderedDict[_K, None]] = {}
-        self._bytes: Counter[str] = Counter()  # by owner
+        self._bytes: dict[str, int] = {}  # by owner
         self.nbytes = 0
 
     def add(self, owner: str, key: _K, value: _V, nbytes: int = 0) -> None:
@@ -170,11 +170,15 @@ class FairDict(Generic[_K, _V]):
                 return
             now = time.monotonic()
             self._entries[key] = owner, value, nbytes, now
-            self._by_owner.setdefault(owner, OrderedDict())[key] = None
+            if (keys := self._by_owner.get(owner)) is None:
+                keys = self._by_owner[owner] = OrderedDict()
+                self._bytes[owner] = 0
+            keys[key] = None
             self._bytes[owner] += nbytes
             self.nbytes += nbytes
-            while next(iter(self._entries.values()))[3] < now - self._keep_s:
-                self._remove(next(iter(self._entries)))
+            if self._keep_s < math.inf:
+                while next(iter(self._entries.values()))[3] < now - self._keep_s:
+                    self._remove(next(iter(self._entries)))
             while len(self._entries) > self._max_entries:
                 self._remove_oldest(max(self._by_owner, key=lambda name: len(self._by_owner[name])))
             while self.nbytes > self._max_bytes:

@@ -53,7 +53,8 @@ class _Call(Exchange[Reply]):
         self._to = request.to
         self._number = request.number
         self._timeout = request.timeout
-        self._epoch = self._link.epoch(self._to)  # pending calls may be checked before they are sent
+        if channel is None:
+            self._epoch = self._link.epoch(self._to)  # pending calls may be checked before they are sent
 
     def send(self, timeout: float) -> None:
         epoch = self._link.epoch(self._to)

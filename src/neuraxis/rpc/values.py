@@ -83,8 +83,7 @@ class _ThreadState(threading.local):
 class _Buffers(list[Any]):
     """The elements of large arrays of a value, and its handles."""
 
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
+    handles: tuple[Any, ...] = ()
 
 
 class _ValueSerializer(Serializer):
@@ -93,33 +92,20 @@ class _ValueSerializer(Serializer):
     def __init__(self, allow_pickle: bool, handles: ReferenceCounter) -> None:
         super().__init__(allow_pickle, advice=_ADVICE)
         self._handles = handles
-        self._thread_state = _ThreadState()
+        self.thread_state = _ThreadState()
 
     def lower_other(self, value: Any, buffers: Any) -> Any:
         if not isinstance(value, self._handles.handle_type):
             return super().lower_other(value, buffers)
-        buffers.handles.append(value)
+        buffers.handles += (value,)
         return msgspec.msgpack.Ext(_HANDLE, msgspec.msgpack.encode(self._handles.describe(value)))
 
     def read_other(self, code: int, data: memoryview) -> Any:
         if code != _HANDLE:
             return super().read_other(code, data)
         handle = self._handles.adopt(_HANDLE_DATA.decode(data))
-        self._thread_state.adopted.append(handle)
+        self.thread_state.adopted.append(handle)
         return handle
-
-    def decode(self, content: Any, take: Any = None) -> Any:
-        """Return a value. If it cannot be decoded, none of its handles releases a reference."""
-        adopted = self._thread_state.adopted = []
-        try:
-            return super().decode(content, take)
-        except BaseException:
-            for handle in adopted:
-                self._handles.detach(handle)
-            raise
-        finally:
-            if adopted:
-                self._thread_state.adopted = []  # otherwise they would live as long as this thread
 
 
 class Values:
@@ -158,14 +144,20 @@ class Values:
 
     def decode(self, frame: Any, head: Head) -> Any:
         """Return the value of a frame without other users. Arrays and tensors are writable."""
+        adopted = self._serializer.thread_state.adopted = []
         try:
             take = _taker(frame, head.end)
             return self._serializer.decode(_small_part(frame)[head.body : head.end], take)
         except BaseException as error:
+            for handle in adopted:
+                self._handles.detach(handle)
             self.discard(frame, head)  # some handles may not have been decoded: release each reference once
             if isinstance(error, NotSerializable | Unreadable) or not isinstance(error, Exception):
                 raise
             raise Unreadable(f"the frame cannot be decoded: {error!s:.300}") from error
+        finally:
+            if adopted:
+                self._serializer.thread_state.adopted = []  # otherwise they would live as long as this thread
 
     def discard(self, frame: Any, head: Head) -> None:
         """Release the references in a frame that is not decoded."""

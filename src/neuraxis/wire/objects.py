@@ -33,8 +33,7 @@ _INLINE = frozenset({_ARRAY, _TENSOR, _SCALAR})
 _HAS_BUFFERS = b"\xc1"  # no msgpack begins with it; then the length of the msgpack, and after it the elements
 _OUT_OF_BAND_BYTES = 16384  # smaller arrays are faster to copy than to describe
 _TEXT = frozenset({str})
-_SIMPLE = frozenset({type(None), bool, float, str, bytes})
-_NATIVE = _SIMPLE | {int}  # types that msgpack preserves; an int may be too large
+_NATIVE = frozenset({type(None), bool, int, float, str, bytes})  # types that msgpack preserves; an int may be too large
 _ADVICE = (
     "Send its fields (dict, list, array, ...), or allow pickle on every rank with "
     "DistributedContext(allow_pickle=True), which lets anyone who can send to this process run code in it"
@@ -102,12 +101,11 @@ class Serializer:
             The value contains an object of another type.
         """
         try:
-            if _is_native(value) or (self._structs and isinstance(value, msgspec.Struct)):
-                try:
-                    return self._encode(value)
-                except OverflowError:
-                    pass  # a number of more than 64 bits
-            return self._encode(self._lower(value, buffers))
+            lowered = self._lower(value, buffers)
+            try:
+                return self._encode(lowered)
+            except OverflowError:
+                return self._encode(self._lower_integers(lowered))
         except RecursionError as error:
             raise NotSerializable("a value that is nested too deeply, or contains itself, cannot be sent") from error
         except UnicodeEncodeError as error:
@@ -160,18 +158,20 @@ class Serializer:
         raise Unreadable(f"it contains an unknown extension ({code}). Run the same version of neuraxis everywhere")
 
     def _lower(self, value: Any, buffers: list[Any] | None = None) -> Any:
-        """Return a value for msgspec, with extensions for types that msgpack lacks."""
+        """Return a value for msgspec, with extensions for types that msgpack lacks, except integers over 64 bits."""
         kind = type(value)
-        if kind in _SIMPLE:
+        if kind in _NATIVE:
             return value
-        if kind is int:
-            return value if -(2**63) <= value < 2**64 else self._nested(_INTEGER, _digits(value), None)
         if kind is list:
-            return [item if type(item) in _SIMPLE else self._lower(item, buffers) for item in value]
+            if _NATIVE.issuperset(map(type, value)):
+                return value
+            return [item if type(item) in _NATIVE else self._lower(item, buffers) for item in value]
         if kind is dict:
-            if _TEXT.issuperset(map(type, value)):
-                return {key: self._lower(item, buffers) for key, item in value.items()}
-            return self._nested(PAIRS, [[key, item] for key, item in value.items()], buffers)
+            if not _TEXT.issuperset(map(type, value)):
+                return self._nested(PAIRS, [[key, item] for key, item in value.items()], buffers)
+            if _NATIVE.issuperset(map(type, value.values())):
+                return value
+            return {key: self._lower(item, buffers) for key, item in value.items()}
         if kind is tuple:
             return self._nested(TUPLE, list(value), buffers)
         if is_plain_array(value):
@@ -191,6 +191,17 @@ class Serializer:
                 return Ext(_TENSOR, arrays.inline_tensor(value))
             return _put_out_of_band(_TENSOR_OUT_OF_BAND, arrays.describe_tensor(value), buffers)
         return self.lower_other(value, buffers)
+
+    def _lower_integers(self, value: Any) -> Any:
+        """Return what `_lower` returned, with extensions for integers that msgpack lacks."""
+        kind = type(value)
+        if kind is int:
+            return value if -(2**63) <= value < 2**64 else self._nested(_INTEGER, _digits(value), None)
+        if kind is list:
+            return [self._lower_integers(item) for item in value]
+        if kind is dict:
+            return {key: self._lower_integers(item) for key, item in value.items()}
+        return value
 
     def _nested(self, code: int, content: Any, buffers: list[Any] | None) -> msgspec.msgpack.Ext:
         return Ext(code, self.encode(content, buffers))
@@ -252,18 +263,6 @@ def decode(content: Any, allow_pickle: bool = False) -> Any:
 
 
 _SERIALIZERS = {allowed: Serializer(allowed) for allowed in (False, True)}
-
-
-def _is_native(value: Any) -> bool:
-    """Return True if msgspec alone encodes a value without changing its types."""
-    kind = type(value)
-    if kind is dict:
-        if not _TEXT.issuperset(map(type, value)):
-            return False
-        value = value.values()
-    elif kind is not list:
-        return kind in _NATIVE
-    return _NATIVE.issuperset(map(type, value)) or all(map(_is_native, value))
 
 
 def _digits(value: int) -> str:
