@@ -232,7 +232,7 @@ def make_authority(folder: str | os.PathLike[str], *, days: int = 3650, replace:
     InvalidArgument
         There is one, and `replace` is False.
     """
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     _check_days(days)
     place = _private_folder(folder)
     _refuse_overwrite(place, _AUTHORITY, replace)
@@ -268,7 +268,7 @@ def make_certificate(
     InvalidArgument
         There is no authority, or the certificate exists and `replace` is False.
     """
-    x509, serialization = _cryptography()
+    x509 = _cryptography("x509")
     _check_role(role)
     _check_days(days)
     listens = listens or role == ROUTER
@@ -277,7 +277,7 @@ def make_certificate(
     names = _names(hosts)
     place = _private_folder(folder)
     _refuse_overwrite(place, role, replace)
-    authority, authority_key = _read_authority(place, serialization)
+    authority, authority_key = _read_authority(place)
     key = _new_key()
     name = valid_name(role, read_revoked(place / REVOKED))
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -318,7 +318,7 @@ def _check_days(days: int) -> None:
 
 def _names(hosts: Iterable[str]) -> list[Any]:
     """Return the subjectAltName entries. Addresses and names differ, since TLS compares them differently."""
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     names: list[Any] = []
     for host in dict.fromkeys((*_ALWAYS, *hosts)):
         try:
@@ -333,22 +333,19 @@ def _names(hosts: Iterable[str]) -> list[Any]:
 # --- certificates ---
 
 
-def _cryptography() -> tuple[Any, Any]:
-    """Return the modules `x509` and `serialization` of an optional package."""
-    x509 = optional.require("cryptography.x509", extra="security", purpose="making certificates")
-    from cryptography.hazmat.primitives import serialization
-
-    return x509, serialization
+def _cryptography(module: str) -> Any:
+    """Return a module of the optional package cryptography, e.g. "x509"."""
+    return optional.require(f"cryptography.{module}", extra="security", purpose="making certificates")
 
 
 def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
+    ec = _cryptography("hazmat.primitives.asymmetric.ec")
+    key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
+    return key
 
 
 def _dated(builder: Any, days: int, within: Certificate | None = None) -> Any:
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     now = datetime.datetime.now(datetime.UTC)
     first, last = now - _CLOCK_SKEW, now + datetime.timedelta(days=days)
     if within is not None:  # a certificate that outlives its authority looks valid, but is refused
@@ -359,7 +356,7 @@ def _dated(builder: Any, days: int, within: Certificate | None = None) -> Any:
 
 
 def _key_usage(**uses: bool) -> Any:
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     every = (
         "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
@@ -385,11 +382,10 @@ def _refuse_overwrite(place: Path, name: str, replace: bool) -> None:
             raise InvalidArgument(f"{path}: exists already. Use replace=True to overwrite it")
 
 
-def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, EllipticCurvePrivateKey]:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    x509, _ = _cryptography()
+def _read_authority(place: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
+    x509, ec = _cryptography("x509"), _cryptography("hazmat.primitives.asymmetric.ec")
+    serialization = _cryptography("hazmat.primitives.serialization")
+    unsupported = _cryptography("exceptions").UnsupportedAlgorithm
     certificate_file, key_file = place / f"{_AUTHORITY}.pem", place / f"{_AUTHORITY}.key"
     try:
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -400,7 +396,7 @@ def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, Ellip
             f"{error.filename}: there is no such file, and no authority to sign with. Create it with: "
             "neuraxis mesh keys init"
         ) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, unsupported) as error:
         raise InvalidArgument(f"{place}: the authority cannot be read: {error}") from None
     if not matching:
         raise InvalidArgument(f"{place}: {key_file.name} is not the key of {certificate_file.name}")
@@ -408,9 +404,7 @@ def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, Ellip
 
 
 def _sign_and_write(place: Path, name: str, builder: Any, key: Any, signer: Any) -> Path:
-    from cryptography.hazmat.primitives import hashes
-
-    _, serialization = _cryptography()
+    hashes, serialization = _cryptography("hazmat.primitives.hashes"), _cryptography("hazmat.primitives.serialization")
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
