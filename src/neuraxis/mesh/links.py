@@ -41,10 +41,10 @@ __all__ = ["LinkMonitor"]
 _jitter = random.Random()  # a generator of its own: the global one belongs to the program
 _log = logging.getLogger("neuraxis.mesh")
 
-_POLL_S = 0.25
-_PROBE_S = 0.5
+_POLL_S = 0.25  # interval at which links and nodes are compared
+_PROBE_S = 0.5  # timeout for a TCP connection to a lost peer
 _INTRODUCTION_S = 1.0  # longer than the introducer tries to connect, so that it closes immediately
-_LONGEST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 2.0  # between two tries
 _FORGET_S = 3600.0  # a peer that neither refuses nor accepts connections for this long is forgotten
 _REFUSALS = 4  # consecutive refusals by a peer on another machine before it is given up: a firewall may refuse briefly
 _REFUSED_S = 5.0  # over at least this time

@@ -67,8 +67,8 @@ _log = logging.getLogger("neuraxis.mesh")
 _OPEN: set[Node] = set()
 _END_S = 2.0  # how long `close` waits for all running handlers together
 _TAKEN_WAIT_S = 2.5  # the presence token of a node that has just died may still be there
-_LINK_WAIT_S = 2.0
-_POLL_S = 0.2
+_LINK_WAIT_S = 2.0  # for the links to the nodes that answered at a seed port
+_POLL_S = 0.2  # interval at which `spin` looks for signals and the end of the node
 
 
 class _Publisher:

@@ -2,8 +2,8 @@
 
 `Service` answers the requests for a topic with a few threads, and `Requests` sends them. Each request ends with an
 answer or an error that says why there is none. A request in JSON, which only other Zenoh programs send, is answered in
-JSON. A numbered request that is sent again is deduplicated: the service
-replies with the first answer (at-most-once execution).
+JSON. A numbered request that is sent again is deduplicated: the service replies with the first answer (at-most-once
+execution).
 """
 
 from __future__ import annotations
@@ -418,7 +418,8 @@ class _Query(Exchange[Any]):
         if self._is_retry or time.monotonic() > self._late_at:
             self._check_router(self._begun - _SETTLE_S)
             raise NobodyServes(
-                f"node {self._node!r} is on the mesh, but does not serve {self._topic!r} (or has {MAX_QUEUED:,} queued)"
+                f"node {self._node!r} is on the mesh, but does not serve {self._topic!r} (or has {MAX_QUEUED:,} "
+                "requests queued). Check the topic, and that the node serves it before requests arrive"
             )
         self._is_retry = True
         return True
@@ -427,7 +428,9 @@ class _Query(Exchange[Any]):
         self._requests.guarded.check()
         self._check_present(0.0)
         self._check_router()
-        return RequestTimeout(f"request to {self.where}: no answer within {self.timeout:g} s")
+        return RequestTimeout(
+            f"request to {self.where}: no answer within {self.timeout:g} s. Allow more time (timeout=)"
+        )
 
     def _check_present(self, wait_s: float) -> None:
         """Raise if the node has left since the query was sent; wait `wait_s` for its token to be withdrawn."""
@@ -438,7 +441,9 @@ class _Query(Exchange[Any]):
             if node != requests.me.name and (arrival is None or self._arrival not in (None, arrival)):
                 self._check_router(self._begun - _SETTLE_S)
                 raise NodeGone(
-                    f"request to {self.where}: the node is not, or no longer, on the mesh {requests.mesh!r}", node
+                    f"request to {self.where}: the node is not, or no longer, on the mesh {requests.mesh!r}. "
+                    "Start it, or check its name with: neuraxis nodes",
+                    node,
                 )
             if time.monotonic() >= deadline:
                 return
