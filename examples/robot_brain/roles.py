@@ -66,6 +66,8 @@ def request_role(
         Names the nodes that were asked, and why each has not answered.
     RequestFailed
         The handler of a node raised; no other node is asked.
+    RouterLost
+        This node has lost its connection to the router; no other node is asked, since none can be reached.
     """
     deadline = time.monotonic() + check_timeout(timeout)
     tried: dict[str, str] = {}
@@ -78,6 +80,7 @@ def request_role(
             return node.request(names[0], topic, value, time_share(node, names, left), type=type), names[0]
         except UNAVAILABLE as error:
             tried[names[0]] = str(error)
+    node.check_connected(f"request to the role {role!r}")  # a node that is cut off sees none
     raise NobodyAnswered(role, topic, tried)
 
 

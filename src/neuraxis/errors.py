@@ -62,6 +62,7 @@ __all__ = [
     "RequestTimeout",
     "ResourceExhausted",
     "RoundingWarning",
+    "RouterLost",
     "RpcError",
     "ShardFailed",
     "SimulationClosed",
@@ -680,6 +681,23 @@ class NodeGone(MeshError):
 
     def __init__(self, message: str, node: str = "") -> None:
         self.node = node
+        super().__init__(message)
+
+
+class RouterLost(MeshError):
+    """This node has lost its connection to the router, so it cannot know which other nodes are present.
+
+    Do not take the other node for gone. Start the router again, or check the network: the node reconnects by itself,
+    and `Node.request(again=)` repeats a request safely.
+
+    Attributes
+    ----------
+    routers : tuple of str
+        Endpoints that the node connects to; empty if its own Zenoh configuration names them.
+    """
+
+    def __init__(self, message: str, routers: tuple[str, ...] = ()) -> None:
+        self.routers = routers
         super().__init__(message)
 
 

@@ -25,6 +25,7 @@ from neuraxis.mesh import Node, Router, Tls, Topology
 from neuraxis.mesh.certificates import init_keys
 from neuraxis.mesh.monitor import RateWindow
 from neuraxis.report.mesh import age_text, as_json, as_text, printable, rate_text
+from tests.mesh.raw import until
 
 MESH = f"tools-{os.getpid()}"
 END_S = 30.0
@@ -334,6 +335,18 @@ def test_through_a_router_with_keys(speaker, tmp_path, capsys):
                 assert found["name"] == "eye"
             node.publish("mode", "on", "state")
             assert json.loads(printed(capsys, "echo", "eye/**", *words, "--count", 1))["value"] == "on"
+
+
+def test_a_router_that_is_lost_is_not_an_empty_mesh():
+    with (
+        Router(["tcp/127.0.0.1:0"]) as router,
+        start("topics", "--seconds", 3, "--connect", *router.endpoints) as listing,
+    ):
+        until(lambda: router.peer_count() == 1, "the command to be connected", END_S)
+        router.close()
+        output, error = listing.communicate(timeout=END_S)
+    assert (output, listing.returncode) == ("", 1)
+    assert error.startswith("neuraxis topics: node 'observer' has lost its connection to the router (tcp/127.0.0.1:")
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,43 @@ def test_names_that_mean_something_else_are_refused() -> None:
         access_control("**", [Grant("a")])
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ("arm", "arm/left"),
+        ("arm", "arm/left/finger"),
+        ("arm", "arm"),
+        ("arm/*", "arm/left"),
+        ("arm/**", "arm/left"),
+        ("arm/*", "arm/left/finger"),
+        ("*/left", "arm/left"),
+        ("**", "arm"),
+    ],
+)
+def test_roles_whose_node_names_nest_are_refused(mine: str, theirs: str) -> None:
+    """On the key arm/left/angle the role of arm/left could name arm as the sender, and the other way round."""
+    for names in ((mine, theirs), (theirs, mine)):
+        grants = [Grant(role, nodes=(name,)) for role, name in zip(("one", "two"), names, strict=True)]
+        with pytest.raises(InvalidArgument, match=r"roles .* overlap: .* Use names with different first parts"):
+            access_control("m", grants)
+    access_control("m", [Grant("one", nodes=(mine, theirs))])
+    access_control("m", [Grant("one", nodes=(theirs,)), Grant("two", nodes=("army", "left/arm"))])
+
+
+def test_a_role_that_sends_in_the_name_of_another_is_refused() -> None:
+    arm = Grant("arm", nodes=("arm",), publishes=("arm/**",))
+    for publishes in ("arm/left/**", "arm", "**", "*/stop", "arm/*"):
+        with pytest.raises(InvalidArgument, match=r"role 'b': it publishes .* node 'arm' of the role 'arm'"):
+            access_control("m", [arm, Grant("b", nodes=("b",), publishes=(publishes,))])
+    for serves in (("arm", "move"), ("**", "**"), ("*", "move")):
+        with pytest.raises(InvalidArgument, match=r"role 'b': it serves .* node 'arm' of the role 'arm'"):
+            access_control("m", [Grant("b", nodes=("b",), serves=(serves,)), arm])
+    with pytest.raises(InvalidArgument, match="'arm' and 'arm' overlap: "):
+        access_control("m", [Grant("arm"), Grant("other", nodes=("arm",))])  # a role without nodes sends as itself
+    b = Grant("b", nodes=("b",), publishes=("b/**", "army/**"), serves=(("b", "**"),), requests=(("arm", "**"),))
+    access_control("m", [arm, b])
+
+
 def test_rules_hold_for_the_newest_certificate_of_a_revoked_role_alone(robot: dict[str, Any]) -> None:
     assert without_revoked(robot, ()) == robot
     changed = without_revoked(robot, {"pfc", "pfc.2", "router"})

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from neuraxis.cli.mesh import app as mesh_command
-from neuraxis.errors import InvalidArgument, MeshError, NodeGone
-from neuraxis.mesh import Node, Router, certificates
+from neuraxis.errors import InvalidArgument, MeshError
+from neuraxis.mesh import Router, certificates
 from neuraxis.mesh.access import Grant, write_access
 from neuraxis.mesh.certificates import init_keys, make_certificate, revoke
 from neuraxis.mesh.topology import Tls, Topology, open_session, session_config
@@ -216,17 +216,3 @@ def test_revoked_certificates_need_rules(tmp_path: Path) -> None:
     revoke(tmp_path, "arm")
     with pytest.raises(InvalidArgument, match="access rules refuse revoked certificates"):
         Router(["tls/127.0.0.1:0"], tls=keys, revoked=tmp_path / "revoked.txt")
-
-
-def test_a_request_without_a_router_names_the_lost_connection() -> None:
-    with Router(["tcp/127.0.0.1:0"]) as router:
-        topology = Topology("client", router.endpoints)
-        with Node("a", mesh="m", topology=topology) as a, Node("b", mesh="m", topology=topology) as b:
-            b.serve("echo", lambda message: message.value)
-            assert a.wait_for(["b"], LIMIT_S) == []
-            assert a.request("b", "echo", 1, timeout=LIMIT_S) == 1
-            router.close()
-            until(lambda: not a.connected, "the link to be gone")
-            expected = r"'a' has lost its connection to the router \(tcp/127.*Start the router again"
-            with pytest.raises(NodeGone, match=expected):
-                a.request("b", "echo", 1, timeout=1.0)

@@ -12,8 +12,9 @@ from contextlib import ExitStack
 import pytest
 from roles import request_role
 
-from neuraxis.errors import InvalidArgument, MeshError, NobodyAnswered, RequestFailed
-from neuraxis.mesh import Node
+from neuraxis.errors import InvalidArgument, MeshError, NobodyAnswered, RequestFailed, RouterLost
+from neuraxis.mesh import Node, Router, Topology
+from tests.mesh.raw import until
 from tests.mesh.role_node import killed_when_asked, role_node, warm
 
 LONG_S = 20.0  # so long that nothing here depends on how fast the machine is
@@ -49,6 +50,18 @@ class Band:
 def band(mesh: str) -> Iterator[Band]:
     with ExitStack() as stack:
         yield Band(stack, mesh)
+
+
+def test_a_node_without_its_router_does_not_say_that_nobody_has_the_role(mesh: str):
+    with Router(["tcp/127.0.0.1:0"]) as router:
+        topology = Topology("client", router.endpoints)
+        with Node("caller", mesh=mesh, topology=topology) as caller, Node("adam", "language", mesh, topology=topology):
+            assert caller.wait_for("adam", LONG_S) == []
+            router.close()
+            until(lambda: not caller.connected and not caller.with_role("language"), "the link to be gone")
+            for default_node in (None, "adam"):
+                with pytest.raises(RouterLost, match="'caller' has lost its connection to the router"):
+                    request_role(caller, "language", "work", timeout=1.0, default_node=default_node)
 
 
 def test_the_first_that_came_with_the_role_answers(band: Band):

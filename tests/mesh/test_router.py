@@ -1,18 +1,23 @@
-"""A router in this process, two connected routers, and errors of a router that cannot start."""
+"""A router in this process, two connected routers, errors of a router that cannot start, and its loss."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from neuraxis.errors import InvalidArgument, MeshError
+from neuraxis.errors import InvalidArgument, MeshError, NodeGone, RouterLost
+from neuraxis.mesh import Message, Node
 from neuraxis.mesh.certificates import init_keys
 from neuraxis.mesh.router import Router
-from neuraxis.mesh.topology import Tls
-from tests.mesh.raw import Recorder, fence, publish_until_received, session, until, warm
+from neuraxis.mesh.topology import Tls, Topology
+from tests.mesh.raw import LIMIT_S, Recorder, fence, publish_until_received, session, until, warm
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,3 +180,70 @@ def test_a_native_configuration_is_used_as_it_is(tmp_path: Path) -> None:
     for options in ({"listen": [endpoint]}, {"connect": [endpoint]}, {"insecure": True}, {"acl": file}):
         with pytest.raises(InvalidArgument, match="cannot be combined with other options"):
             Router(zenoh_config=file, **options)
+
+
+# --- nodes that lose their router ---------------------------------------------------------------------------------
+
+
+def test_a_request_without_a_router_does_not_take_the_other_node_for_gone() -> None:
+    with Router(["tcp/127.0.0.1:0"]) as router:
+        topology = Topology("client", router.endpoints)
+        with Node("a", mesh="m", topology=topology) as a, Node("b", mesh="m", topology=topology) as b:
+            b.serve("echo", lambda message: message.value)
+            assert a.wait_for(["b"], LIMIT_S) == []
+            assert a.request("b", "echo", 1, timeout=LIMIT_S) == 1
+            a.check_connected()
+            router.close()
+            until(lambda: not a.connected, "the link to be gone")
+            expected = r"'a' has lost its connection to the router \(tcp/127.*Start the router again"
+            with pytest.raises(RouterLost, match=f"request to 'echo' of node 'b': node {expected}") as lost:
+                a.request("b", "echo", 1, timeout=1.0)
+            assert not isinstance(lost.value, NodeGone)
+            assert lost.value.routers == router.endpoints
+            with pytest.raises(RouterLost, match=expected):
+                asyncio.run(a.arequest("b", "echo", 1, timeout=1.0))
+            with pytest.raises(RouterLost, match=f"^node {expected}"):
+                a.check_connected()
+
+
+def test_a_router_that_restarts_during_a_request_is_named_by_the_error() -> None:
+    """The requesting node is connected again when the request ends, before the other one is."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(message: Message) -> None:
+        entered.set()
+        assert leave.wait(LIMIT_S)
+
+    with Router(["tcp/127.0.0.1:0"]) as router, ThreadPoolExecutor(1) as pool:
+        topology = Topology("client", router.endpoints)
+        with Node("a", mesh="m", topology=topology) as a, Node("b", mesh="m", topology=topology) as b:
+            b.serve("wait", wait)
+            assert a.wait_for(["b"], LIMIT_S) == []
+            asked = pool.submit(a.request, "b", "wait", timeout=LIMIT_S)
+            assert entered.wait(LIMIT_S)
+            begun = time.monotonic()
+            assert a._links is not None
+            assert not a._links.lost_router_since(begun)
+            router.close()
+            with Router(router.endpoints):
+                error = asked.exception(LIMIT_S)
+                leave.set()
+                assert isinstance(error, RouterLost), error
+                until(lambda: a.connected, "the node to be connected again")
+                assert a._links.lost_router_since(begun)
+                a.check_connected()
+                with pytest.raises(RouterLost, match="lost its connection to the router for a moment"):
+                    a._check_router("", begun)
+                assert a.wait_for(["b"], LIMIT_S) == []
+                b.close()
+                until(lambda: a.peer("b") is None, "the other node to be gone")
+                until(lambda: not a._links.lost_router_since(time.monotonic() - 2.0), "the loss to be long ago")
+                with pytest.raises(NodeGone):
+                    a.request("b", "wait", timeout=LIMIT_S)
+
+
+def test_a_peer_has_no_router_to_lose() -> None:
+    with Node("a", mesh="no-router") as a:
+        a.check_connected()
+        with pytest.raises(NodeGone):
+            a.request("b", "echo", timeout=1.0)

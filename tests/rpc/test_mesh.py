@@ -16,6 +16,7 @@ import pytest
 from neuraxis.errors import (
     CalleeDied,
     CalleeGone,
+    CallTimeout,
     InvalidArgument,
     NameTaken,
     NotInitialized,
@@ -165,6 +166,21 @@ def test_a_router_is_restarted_during_a_call_which_runs_once(join: Join, asynchr
         for context in (caller, callee):
             context.shutdown()
         router.close()
+
+
+def test_calls_without_a_router_name_the_lost_connection(join: Join) -> None:
+    with Router(["tcp/127.0.0.1:0"]) as router:
+        where = router.endpoints[0].replace("tcp/", "tcp://")
+        join("callee", {"run": str}, init_method=where)
+        caller = join("caller", init_method=where)
+        assert caller.wait_for(["callee"], 20) == []
+        router.close()
+        until(lambda: caller.names() == ["caller"], "the caller to be cut off")
+        expected = r": node 'caller' has lost its connection to the router \(tcp/127.*Start the router again"
+        with pytest.raises(CallTimeout, match=f"has not replied within 0.3 s{expected}"):
+            caller.call("callee", "run", [1], timeout=0.3)
+        with pytest.raises(CalleeGone, match=f"'other' cannot be called{expected}"):
+            caller.call("other", "run", [1], timeout=0.3)
 
 
 def test_pickle_where_both_sides_allow_it(join: Join) -> None:

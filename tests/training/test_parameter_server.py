@@ -26,11 +26,13 @@ from neuraxis.errors import (
     NotInitialized,
     RequestFailed,
     RequestTimeout,
+    RouterLost,
 )
-from neuraxis.mesh import Node
+from neuraxis.mesh import Node, Router, Topology
 from neuraxis.rpc import RpcContext
 from neuraxis.training import DataParallel, ParameterServer, RpcChannel, ServerWorker
 from neuraxis.training.server.channel import ChunkStore, Handler, MeshChannel
+from tests.mesh.raw import until
 from tests.ranks.processes import Ranks, await_mark, mark, run_ranks
 from tests.training.case import UNEVEN, batch, mine, net, plain_net, rows_of
 
@@ -411,6 +413,21 @@ def test_a_dead_server_is_an_error_for_its_workers(mesh: str) -> None:
 def test_no_server_is_an_error_when_the_time_is_over(start: Callable[..., Any]) -> None:
     with pytest.raises(NodeGone, match="no parameter server called 'nowhere'"):
         start(ServerWorker, plain_net(), server="nowhere", timeout=0.3)
+
+
+def test_a_worker_that_lost_its_router_does_not_take_the_server_for_gone(mesh: str) -> None:
+    with (
+        Router(["tcp/127.0.0.1:0"]) as router,
+        Node("worker", mesh=mesh, topology=Topology("client", router.endpoints)) as node,
+        MeshChannel("worker", node=node) as channel,
+    ):
+        assert not channel.wait_for("server", 0.1)
+        router.close()
+        until(lambda: not node.connected, "the worker to be cut off")
+        with pytest.raises(RouterLost, match="waiting for 'server': node 'worker' has lost its connection"):
+            channel.wait_for("server", 0.1)
+        with pytest.raises(RouterLost, match="request to 'pull' of node 'server'"):
+            channel.call("server", "pull", {}, timeout=0.5)
 
 
 def test_no_workers_are_an_error_when_the_time_is_over(start: Callable[..., Any]) -> None:

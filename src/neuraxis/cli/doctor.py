@@ -39,7 +39,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neuraxis.errors import BackendUnavailable, DeviceUnavailable, MissingDependency, NeuraxisError
-from neuraxis.imports import install_command, installed
+from neuraxis.imports import install_command, installed, require
 from neuraxis.machine import usable_cores
 from neuraxis.process import run
 from neuraxis.process.processes import LINUX
@@ -464,7 +464,7 @@ def _cuda(full: bool) -> str:
     except Exception as error:
         reason, remedy = (str(error).strip().splitlines() or [type(error).__name__])[-1], ""
     if full and installed("torch"):
-        torch = importlib.import_module("torch")
+        torch = require("torch", extra="torch", purpose="the check of the GPU")
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         if names:
             reason = f"torch can use {', '.join(names)}, but our kernels cannot: {reason}"

@@ -79,6 +79,8 @@ def _topics(
             time.sleep(seconds)
             messages = listener.take()
         rows = gather_topics(node.peers(), messages, seconds)
+        if not rows:
+            node.check_connected()
         if as_json:
             print(json.dumps([row.as_data() for row in rows], indent=1))
         elif rows:
@@ -119,7 +121,6 @@ usage."""
 _REDRAW_S = 1.0
 _ANSWER_S = 0.5
 _SETTLE_S = 2.0
-_ALL_GONE = "no nodes: all have left, or this machine is disconnected"
 
 nodes = App(name="nodes", help=_NODES_HELP, help_epilogue=_NODES_EPILOGUE, help_format="plaintext", version_flags=())
 
@@ -165,6 +166,8 @@ def _show(node: Node, console: Console, as_json: bool) -> int:
         here = node.peers(_ANSWER_S)
     if warning:
         print(f"neuraxis nodes: {warning}", file=sys.stderr)
+    if not here:
+        node.check_connected()  # a mesh that cannot be reached is not an empty one
     if as_json:
         print(json.dumps([node_data(peer) for peer in here], indent=1))
     elif here:
@@ -195,7 +198,7 @@ def _watch_table(node: Node, console: Console) -> int:
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             here = node.peers(_ANSWER_S)
-            empty = _ALL_GONE if node.alone else "no nodes yet"
+            empty = _all_gone(node) if node.alone else "no nodes yet"
             live.update(rich_table(NODES, node_rows(here)) if here else Text(empty), refresh=True)
             try:
                 changes.get(timeout=_REDRAW_S)
@@ -218,7 +221,7 @@ def _watch_lines(node: Node, as_json: bool) -> int:
         if node.alone != alone:
             alone = not alone
             if alone:
-                print(f"neuraxis nodes: {_ALL_GONE}", file=sys.stderr)
+                print(f"neuraxis nodes: {_all_gone(node)}", file=sys.stderr)
         try:
             event, peer = changes.get(timeout=_REDRAW_S)
         except Empty:
@@ -232,6 +235,12 @@ def _watch_lines(node: Node, as_json: bool) -> int:
         else:
             words = [event.ljust(5), peer.name, peer.role or "-", peer.host, str(peer.pid)]
             print("  ".join(map(printable, words)), flush=True)
+
+
+def _all_gone(node: Node) -> str:
+    if not node.connected:
+        return f"no nodes: the connection to the router ({', '.join(node.topology.connect)}) is lost"
+    return "no nodes: all have left, or this machine is disconnected"
 
 
 def _empty(node: Node) -> str:

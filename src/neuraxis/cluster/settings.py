@@ -119,11 +119,8 @@ def _security(value: Any, address: object) -> Security | None:
         raise InvalidArgument(
             "security=True creates keys for a new cluster. To connect to a running one, pass its Security"
         )
-    try:
-        return Security.temporary()
-    except ImportError as error:
-        raise BackendUnavailable("dask", f"keys are made with the package cryptography ({error})",
-                                 optional.install_command("security")) from error  # fmt: skip
+    optional.require("cryptography.x509", extra="security", purpose="a Dask cluster with security=True")
+    return Security.temporary()
 
 
 def _check_keys(security: Security, roles: tuple[str, ...]) -> None:

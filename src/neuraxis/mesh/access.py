@@ -17,7 +17,8 @@ import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import lru_cache
+from itertools import combinations, permutations
 from typing import Any
 
 from neuraxis.errors import InvalidArgument
@@ -85,6 +86,13 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
     """Return Zenoh's `access_control` for a router: roles have their grants, routers may do everything, others nothing.
 
     Every role with a grant may also see which nodes are present, and query their status.
+
+    Raises
+    ------
+    InvalidArgument
+        A grant is not valid, or would let a role send in the name of a node of another role: their node names are equal
+        or nest ("arm", "arm/left"), or one publishes or serves below the name of the other's node. The key
+        "arm/left/angle" does not tell where the name of its sender ends.
     """
     check_mesh(mesh)
     names = [grant.role for grant in grants]
@@ -100,6 +108,8 @@ def access_control(mesh: str, grants: Sequence[Grant]) -> dict[str, Any]:
         own = [{"id": f"{grant.role} {number}", **rule} for number, rule in enumerate(own)]
         rules += own
         policies.append({"id": grant.role, "rules": [rule["id"] for rule in own], "subjects": [grant.role]})
+    for one, other in permutations(grants, 2):
+        _check_distinct(one, other)
     rules.append({"id": ROUTER, **_rule("both", _EVERYTHING, _every_key(mesh))})
     policies.append({"id": ROUTER, "rules": [ROUTER], "subjects": [ROUTER]})
     return {
@@ -255,6 +265,34 @@ def _rules_of_calls(mesh: str, grant: Grant, grants: Sequence[Grant]) -> list[di
     ]
 
 
+def _check_distinct(grant: Grant, other: Grant) -> None:
+    """Raise if a role may send in the name of a node of another role."""
+    for name in _own_names(other):
+        for own in _own_names(grant):
+            if _intersect(own, _below(name)):
+                raise InvalidArgument(
+                    f"roles {other.role!r} and {grant.role!r}: the node names {name!r} and {own!r} overlap: "
+                    "one role could send as the other. Use names with different first parts, or one role for both"
+                )
+        for key in grant.publishes:
+            if _intersect(key, _below(name)):
+                raise InvalidArgument(
+                    f"role {grant.role!r}: it publishes {key!r}, which includes keys of node {name!r} of the role "
+                    f"{other.role!r}. Publish below its own node, or give it that node instead"
+                )
+        for node, topic in grant.serves:
+            if _intersect(node, name):
+                raise InvalidArgument(
+                    f"role {grant.role!r}: it serves {topic!r} of {node!r}, which includes node {name!r} of the role "
+                    f"{other.role!r}. Serve it as its own node, or give it that node instead"
+                )
+
+
+def _below(name: str) -> str:
+    """Return the expression for a name and every key below it."""
+    return name if name == "**" or name.endswith("/**") else f"{name}/**"
+
+
 def _own_names(grant: Grant) -> tuple[str, ...]:
     """Return the names under which a role sends requests and calls."""
     return grant.nodes or (grant.role,)
@@ -267,12 +305,16 @@ def _combinations(roles: Sequence[str]) -> list[tuple[str, ...]]:
     return [chosen for count in counts for chosen in combinations(ordered, count)]
 
 
-def _intersect(called: str, node: str) -> bool:
-    """Return True if two expressions match a common name."""
+def _intersect(one: str, other: str) -> bool:
+    """Return True if two expressions match a common name or key."""
+    return bool(_expression(one).intersects(_expression(other)))
+
+
+@lru_cache(maxsize=10_000)  # every grant is compared with every other one
+def _expression(text: str) -> Any:
     import zenoh
 
-    one, other = check_expression(called, "calls"), check_expression(node, "nodes")
-    return bool(zenoh.KeyExpr(one).intersects(zenoh.KeyExpr(other)))
+    return zenoh.KeyExpr(check_expression(text))
 
 
 def _rule(flow: str, messages: Iterable[str], keys: Iterable[str], permission: str = "allow") -> dict[str, Any]:

@@ -30,7 +30,7 @@ __all__ = ["AsyncBridge", "HandlerCancelled", "MessageStream", "SyncHandler", "r
 
 _POLL_S = 0.2  # how often a waiting thread checks that the event loop still runs
 _STOPPED_POLLS = 5  # consecutive checks that find the loop stopped, after which its coroutine is abandoned
-_END_S = 1.0
+_END_S = 1.0  # how long a closing node waits for cancelled coroutines
 _MAX_THREADS = 64  # concurrent requests of coroutines; others are queued
 _YIELD_EVERY = 16  # messages after which a stream lets other tasks run
 
@@ -141,7 +141,7 @@ class AsyncBridge:
                 pass  # the loop has ended, and the awaiting task with it
 
         if not self._threads.run(call):
-            raise MeshClosed(f"node {self._name!r} has been closed")
+            raise MeshClosed(f"node {self._name!r} has been closed. Create another one")
         return await result
 
     def _stop(self) -> None:

@@ -1,9 +1,9 @@
-"""Keys and certificates for a mesh with TLS: an authority, a router, and one certificate per role.
+"""Keys and certificates for a mesh with TLS: a certificate authority (CA), a router, and one certificate per role.
 
-Both ends of a link authenticate with a certificate of the authority (mutual TLS). The common name of a certificate is
-its role, which a router's access rules refer to. The layout of a folder:
+Both ends of a link authenticate with a certificate that the CA has signed (mutual TLS). The common name of a
+certificate is its role, which a router's access rules refer to. The layout of a folder:
 
-    ca.pem, ca.key              the authority; the key signs certificates, and does not belong on a robot
+    ca.pem, ca.key              the CA; the key signs certificates, and does not belong on a robot
     router.pem, router.key      for routers
     vision.pem, vision.key      for the role "vision"
     revoked.txt                 certificates that routers refuse, by common name
@@ -74,9 +74,9 @@ def init_keys(
     listeners: Sequence[str] = (),
     replace: bool = False,
 ) -> list[Path]:
-    """Create an authority, a certificate for routers and one for each role. Existing files stay unchanged.
+    """Create a certificate authority (CA), a certificate for routers and one for each role.
 
-    Called again with more roles, it adds them under the same authority.
+    Existing files stay unchanged. Called again with more roles, it adds them under the same CA.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ def init_keys(
     hosts : sequence of str
         Names and addresses of routers and `listeners`, besides localhost.
     days : int
-        Validity of the certificates. The authority is valid for ten years, or as long if that is more.
+        Validity of the certificates. The CA is valid for ten years, or as long if that is more.
     listeners : sequence of str
         Roles of peers that others connect to. Their certificates are server certificates as well, so they can
         impersonate a router at these hosts: list only peers that you trust that far.
     replace : bool
-        Start over with another authority; no earlier certificate is accepted any more.
+        Start over with another CA; no earlier certificate is accepted any more.
 
     Returns
     -------
@@ -225,14 +225,14 @@ def can_listen(certificate: Path) -> bool:
 
 
 def make_authority(folder: str | os.PathLike[str], *, days: int = 3650, replace: bool = False) -> Path:
-    """Create the key and the certificate of the authority; return the certificate's path.
+    """Create the key and the certificate of the certificate authority (CA); return the certificate's path.
 
     Raises
     ------
     InvalidArgument
         There is one, and `replace` is False.
     """
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     _check_days(days)
     place = _private_folder(folder)
     _refuse_overwrite(place, _AUTHORITY, replace)
@@ -258,7 +258,7 @@ def make_certificate(
     listens: bool = False,
     replace: bool = False,
 ) -> Path:
-    """Create a key and a certificate for a role, signed by the authority in the folder; return the certificate's path.
+    """Create a key and a certificate for a role, signed by the CA in the folder; return the certificate's path.
 
     It is a client certificate, and names no host. With `listens`, as for routers, it is a server certificate as well,
     and names the `hosts`.
@@ -266,9 +266,9 @@ def make_certificate(
     Raises
     ------
     InvalidArgument
-        There is no authority, or the certificate exists and `replace` is False.
+        There is no CA, or the certificate exists and `replace` is False.
     """
-    x509, serialization = _cryptography()
+    x509 = _cryptography("x509")
     _check_role(role)
     _check_days(days)
     listens = listens or role == ROUTER
@@ -277,7 +277,7 @@ def make_certificate(
     names = _names(hosts)
     place = _private_folder(folder)
     _refuse_overwrite(place, role, replace)
-    authority, authority_key = _read_authority(place, serialization)
+    authority, authority_key = _read_authority(place)
     key = _new_key()
     name = valid_name(role, read_revoked(place / REVOKED))
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -308,7 +308,7 @@ def _check_role(role: str) -> None:
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidArgument(f"role {role!r}: letters, digits, _ and - are expected, at most 56")
     if role == _AUTHORITY:
-        raise InvalidArgument(f"role {role!r}: {role}.pem belongs to the authority. Use another name")
+        raise InvalidArgument(f"role {role!r}: {role}.pem belongs to the certificate authority. Use another name")
 
 
 def _check_days(days: int) -> None:
@@ -318,7 +318,7 @@ def _check_days(days: int) -> None:
 
 def _names(hosts: Iterable[str]) -> list[Any]:
     """Return the subjectAltName entries. Addresses and names differ, since TLS compares them differently."""
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     names: list[Any] = []
     for host in dict.fromkeys((*_ALWAYS, *hosts)):
         try:
@@ -333,33 +333,32 @@ def _names(hosts: Iterable[str]) -> list[Any]:
 # --- certificates ---
 
 
-def _cryptography() -> tuple[Any, Any]:
-    """Return the modules `x509` and `serialization` of an optional package."""
-    x509 = optional.require("cryptography.x509", extra="security", purpose="making certificates")
-    from cryptography.hazmat.primitives import serialization
-
-    return x509, serialization
+def _cryptography(module: str) -> Any:
+    """Return a module of the optional package cryptography, e.g. "x509"."""
+    return optional.require(f"cryptography.{module}", extra="security", purpose="making certificates")
 
 
 def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
+    ec = _cryptography("hazmat.primitives.asymmetric.ec")
+    key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
+    return key
 
 
 def _dated(builder: Any, days: int, within: Certificate | None = None) -> Any:
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     now = datetime.datetime.now(datetime.UTC)
     first, last = now - _CLOCK_SKEW, now + datetime.timedelta(days=days)
-    if within is not None:  # a certificate that outlives its authority looks valid, but is refused
+    if within is not None:  # a certificate that outlives its CA looks valid, but is refused
         first, last = max(first, within.not_valid_before_utc), min(last, within.not_valid_after_utc)
         if first >= last:
-            raise InvalidArgument(f"the authority expired at {within.not_valid_after_utc}. Create another one")
+            raise InvalidArgument(
+                f"the certificate authority expired at {within.not_valid_after_utc}. Create another one"
+            )
     return builder.serial_number(x509.random_serial_number()).not_valid_before(first).not_valid_after(last)
 
 
 def _key_usage(**uses: bool) -> Any:
-    x509, _ = _cryptography()
+    x509 = _cryptography("x509")
     every = (
         "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
@@ -385,11 +384,10 @@ def _refuse_overwrite(place: Path, name: str, replace: bool) -> None:
             raise InvalidArgument(f"{path}: exists already. Use replace=True to overwrite it")
 
 
-def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, EllipticCurvePrivateKey]:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    x509, _ = _cryptography()
+def _read_authority(place: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
+    x509, ec = _cryptography("x509"), _cryptography("hazmat.primitives.asymmetric.ec")
+    serialization = _cryptography("hazmat.primitives.serialization")
+    unsupported = _cryptography("exceptions").UnsupportedAlgorithm
     certificate_file, key_file = place / f"{_AUTHORITY}.pem", place / f"{_AUTHORITY}.key"
     try:
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -397,20 +395,18 @@ def _read_authority(place: Path, serialization: Any) -> tuple[Certificate, Ellip
         matching = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except FileNotFoundError as error:
         raise InvalidArgument(
-            f"{error.filename}: there is no such file, and no authority to sign with. Create it with: "
+            f"{error.filename}: there is no such file, and no certificate authority (CA) to sign with. Create it with: "
             "neuraxis mesh keys init"
         ) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidArgument(f"{place}: the authority cannot be read: {error}") from None
+    except (ValueError, TypeError, unsupported) as error:
+        raise InvalidArgument(f"{place}: the certificate authority cannot be read: {error}") from None
     if not matching:
         raise InvalidArgument(f"{place}: {key_file.name} is not the key of {certificate_file.name}")
     return certificate, typing.cast("EllipticCurvePrivateKey", key)
 
 
 def _sign_and_write(place: Path, name: str, builder: Any, key: Any, signer: Any) -> Path:
-    from cryptography.hazmat.primitives import hashes
-
-    _, serialization = _cryptography()
+    hashes, serialization = _cryptography("hazmat.primitives.hashes"), _cryptography("hazmat.primitives.serialization")
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

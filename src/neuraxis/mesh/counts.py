@@ -26,14 +26,12 @@ _OTHERS = "(others)"
 _MAX_LINES = 20  # log lines of a ledger within ten seconds, over all keys
 _EVICTED = 250  # streams evicted at a time: finding them takes as long as finding one
 _MAX_GAPS = 16  # ranges of missing numbers that a tracker remembers
-_NEAR = 8
+_NEAR = 8  # gaps with at most this many numbers between them may be merged
 _FASTEST_HZ = 1_000_000  # no node sends more messages per second on one key
-_END = 2**64
+_END = 2**64  # above every sequence number
 
 MAX_STREAMS = 4000  # pairs of sender and key that are tracked at a time
-REPEATED = -1
-IMPOSSIBLE = -2
-
+REPEATED, IMPOSSIBLE = -1, -2  # results of `SequenceTracker.follow`
 
 _Stream = TypeVar("_Stream")
 
@@ -65,8 +63,8 @@ def streams_to_evict(streams: Iterable[tuple[_Stream, str, str, float]]) -> list
 class _Gap:
     """A range of missing numbers, `low` <= number < `high`.
 
-    `hits`: messages received right before `low`. `seen`: how many of the numbers have arrived after all; which ones is
-    unknown where two gaps were merged.
+    `hits` counts consecutive messages received right before `low`: a real sender continues there, a forged number has
+    few. `seen` counts numbers of the range that have arrived after all; which ones is unknown where gaps were merged.
     """
 
     low: int

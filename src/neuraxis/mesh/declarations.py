@@ -34,7 +34,7 @@ class GuardedSession:
         if os.getpid() != self._pid:
             raise ForkedProcess(f"node {self.name!r} belongs to the parent process. Create another one in this process")
         if self.closed:
-            raise MeshClosed(f"node {self.name!r} has been closed")
+            raise MeshClosed(f"node {self.name!r} has been closed. Create another one")
 
     def __enter__(self) -> Any:
         return self.session

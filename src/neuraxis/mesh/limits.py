@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 __all__ = ["INTERVAL_S", "FairDict", "LineLimit", "Refusals"]
 
-INTERVAL_S = 10.0
-_MAX_REASONS = 100
+INTERVAL_S = 10.0  # between two log lines about the same thing
+_MAX_REASONS = 100  # counted apart; more share one count
 _LONGEST = 300  # characters of a detail, which a remote peer may have written
 
 _K = TypeVar("_K")

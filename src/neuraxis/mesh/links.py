@@ -16,6 +16,7 @@ there, the thread opens a second session that does, and keeps it: all nodes retr
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -40,10 +41,10 @@ __all__ = ["LinkMonitor"]
 _jitter = random.Random()  # a generator of its own: the global one belongs to the program
 _log = logging.getLogger("neuraxis.mesh")
 
-_POLL_S = 0.25
-_PROBE_S = 0.5
+_POLL_S = 0.25  # interval at which links and nodes are compared
+_PROBE_S = 0.5  # timeout for a TCP connection to a lost peer
 _INTRODUCTION_S = 1.0  # longer than the introducer tries to connect, so that it closes immediately
-_LONGEST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 2.0  # between two tries
 _FORGET_S = 3600.0  # a peer that neither refuses nor accepts connections for this long is forgotten
 _REFUSALS = 4  # consecutive refusals by a peer on another machine before it is given up: a firewall may refuse briefly
 _REFUSED_S = 5.0  # over at least this time
@@ -96,6 +97,7 @@ class LinkMonitor:
         self._name = name
         self._mesh = mesh
         self._topology = topology
+        self._is_client = topology.mode_in_use == "client"
         self._opened = opened
         self._membership = membership
         self._known: dict[str, str] = {}  # endpoint by Zenoh id, of links that this side opened
@@ -108,6 +110,8 @@ class LinkMonitor:
         self._failed: dict[str, float] = {}  # by step, the time when its failure was logged last
         import zenoh
 
+        self._router_lost_at = -math.inf  # of `time.monotonic`; at most `_POLL_S` late
+        self._link_closed = zenoh.SampleKind.DELETE
         self._events = opened.session.info.declare_link_events_listener(zenoh.handlers.RingChannel(1000))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neuraxis links", daemon=True)
@@ -117,6 +121,13 @@ class LinkMonitor:
     def alone(self) -> bool:
         """True if other nodes were seen before, and none for two seconds."""
         return self._alone and not self._membership.count()
+
+    def lost_router_since(self, moment: float) -> bool:
+        """Return True if a client lost a link to a router after `moment` (of `time.monotonic`)."""
+        if not self._is_client:
+            return False
+        self._note_lost_routers()
+        return self._router_lost_at > moment
 
     def _stop(self) -> None:
         """Stop the thread, without waiting for it."""
@@ -140,6 +151,8 @@ class LinkMonitor:
                     self._try("restoring links failed", self._watch_links)
                 if self._opened.seeds is not None:
                     self._try("checking the seed ports failed", self._watch_seeds)
+                if self._is_client:
+                    self._try("watching the link to the router failed", self._note_lost_routers)
                 self._try("counting the other nodes failed", self._watch_others)
                 self._try("querying presence tokens failed", self._membership.recover)
         finally:
@@ -171,6 +184,12 @@ class LinkMonitor:
                 "node is cut off. List the nodes with: neuraxis nodes", self._name, self._mesh, arrived - self._arrived,
             )  # fmt: skip
             self._arrived = arrived
+
+    def _note_lost_routers(self) -> None:
+        """Note the time at which a client lost a link; all its links are to routers."""
+        while (event := self._events.try_recv()) is not None:
+            if event.kind == self._link_closed:
+                self._router_lost_at = time.monotonic()
 
     def _watch_links(self) -> None:
         while (event := self._events.try_recv()) is not None:  # links that were opened and closed in between

@@ -19,8 +19,8 @@ from neuraxis.wire.envelope import LONGEST_ATTACHMENT, Envelope, open_envelope
 
 __all__ = ["Monitor", "ObservedMessage", "RateWindow", "has_subscriber"]
 
-_CAPACITY = 10_000
-_MAX_QUEUED = 1_000_000
+_CAPACITY = 10_000  # samples in Zenoh's ring, and messages with payloads that are queued
+_MAX_QUEUED = 1_000_000  # messages without payloads that are queued
 
 
 @dataclass

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from neuraxis.arguments import is_whole
 from neuraxis.deprecation import renamed_arguments, renamed_members
-from neuraxis.errors import InvalidArgument, MeshClosed, MeshError, NameTaken
+from neuraxis.errors import InvalidArgument, MeshClosed, MeshError, NameTaken, RouterLost
 from neuraxis.mesh.asynchronous import AsyncBridge, MessageStream, running_loop
 from neuraxis.mesh.counts import Counts, Ledger
 from neuraxis.mesh.declarations import GuardedSession
@@ -67,8 +67,8 @@ _log = logging.getLogger("neuraxis.mesh")
 _OPEN: set[Node] = set()
 _END_S = 2.0  # how long `close` waits for all running handlers together
 _TAKEN_WAIT_S = 2.5  # the presence token of a node that has just died may still be there
-_LINK_WAIT_S = 2.0
-_POLL_S = 0.2
+_LINK_WAIT_S = 2.0  # for the links to the nodes that answered at a seed port
+_POLL_S = 0.2  # interval at which `spin` looks for signals and the end of the node
 
 
 class _Publisher:
@@ -166,7 +166,7 @@ class Node:
                 self._wait_for_links(opened.seeds)
             self._membership = Membership(self._session, mesh, me if visible else None)
             self._links = LinkMonitor(self.name, mesh, self.topology, opened, self._membership)
-            self._requests = Requests(self._guarded, self._membership, mesh, me, self._lost_link)
+            self._requests = Requests(self._guarded, self._membership, mesh, me, self._check_router)
             if visible:
                 self._status = Service(
                     self._queryable(status_key(mesh, self.name)), "@status", self._prefix, self._report_status,
@@ -472,7 +472,9 @@ class Node:
         Raises
         ------
         NodeGone
-            The node is not on the mesh, or left meanwhile; or this node has lost its router.
+            The node is not on the mesh, or left meanwhile.
+        RouterLost
+            This node has lost its connection to the router, so it cannot know if the other node is there.
         NobodyServes
             The node does not serve the topic.
         RequestTimeout
@@ -575,6 +577,31 @@ class Node:
             return True
         return len(list(self._session.info.routers_zid())) > 0
 
+    def check_connected(self, action: str = "") -> None:
+        """Raise an error if this node is a client without a connection to a router.
+
+        While a client is cut off it sees no other node. Call this before you act on the absence of one.
+
+        Parameters
+        ----------
+        action : str
+            Begins the text of the error ("request to 'arm'"), "" for none.
+
+        Raises
+        ------
+        RouterLost
+            This node has lost its connection to the router.
+
+        Examples
+        --------
+        ::
+
+            if node.wait_for("arm", timeout=5.0):
+                node.check_connected()  # otherwise the arm may well be there
+                start_another_arm()
+        """
+        self._check_router(action)
+
     @property
     def alone(self) -> bool:
         """True if this node has seen others, and has seen none for two seconds.
@@ -587,10 +614,6 @@ class Node:
     def silent_ports(self) -> tuple[int, ...]:
         """Seed ports of a local mesh on which something listened that did not answer as a node, at the start."""
         return self._silent_ports
-
-    def _lost_link(self) -> str:
-        """Return the routers that this client has lost; "" while it is connected."""
-        return "" if self.connected else ", ".join(self.topology.connect) or "of its Zenoh configuration"
 
     def counts(self) -> dict[str, Counts]:
         """Return the counts of messages (received, lost, dropped, ...) by key, over all subscriptions."""
@@ -728,6 +751,20 @@ class Node:
             )  # fmt: skip
         if seeds.answered and not wait_for_links(self._session, _LINK_WAIT_S):
             _log.warning("node %r: a node answered, but no link was opened within %g s", self.name, _LINK_WAIT_S)
+
+    def _check_router(self, action: str, since: float | None = None) -> None:
+        """Raise RouterLost if a client is cut off, or with `since` (of `time.monotonic`) was cut off after that."""
+        if not self.connected:
+            what = "has lost its connection to the router"
+            remedy = "Start the router again, or check the network; the node reconnects by itself"
+        elif since is not None and self._links is not None and self._links.lost_router_since(since):
+            what = "lost its connection to the router for a moment"
+            remedy = "Try again; other nodes reconnect as well"
+        else:
+            return
+        routers = ", ".join(self.topology.connect) or "of its Zenoh configuration"
+        where = f"{action}: " if action else ""
+        raise RouterLost(f"{where}node {self.name!r} {what} ({routers}). {remedy}", self.topology.connect)
 
     def _publisher(self, topic: str, kind: str | None) -> _Publisher:
         self._guarded.check()

@@ -2,8 +2,8 @@
 
 `Service` answers the requests for a topic with a few threads, and `Requests` sends them. Each request ends with an
 answer or an error that says why there is none. A request in JSON, which only other Zenoh programs send, is answered in
-JSON. A numbered request that is sent again is deduplicated: the service
-replies with the first answer (at-most-once execution).
+JSON. A numbered request that is sent again is deduplicated: the service replies with the first answer (at-most-once
+execution).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ _REMEMBERED_BYTES = 64 * 2**20  # with at most this many bytes in total,
 _REMEMBERED_S = 60.0  # for this many seconds: senders retry soon
 _MAX_PARKED = 4  # repeats of one request that wait for its answer
 _GONE_WAIT_S = 0.3  # the end of a query and the withdrawal of a presence token arrive independently
+_SETTLE_S = 2.0  # after a lost connection to the router, until the other clients have reconnected as well
 _JSON, _MSGPACK = "application/json", "application/msgpack"
 _POLL_S = 2e-4  # quick answers arrive within this time, and waking a thread takes about as long
 
@@ -275,7 +276,11 @@ class Service(Declaration):
 
 
 class Requests:
-    """The requests that one node, `me`, sends. `lost_link` returns the unreachable routers; "" while connected."""
+    """The requests that one node, `me`, sends.
+
+    `check_router(action, since)` raises `RouterLost` if the node is not connected to its router, or with `since` (of
+    `time.monotonic`) if it has lost the connection since then.
+    """
 
     def __init__(
         self,
@@ -283,12 +288,12 @@ class Requests:
         membership: Membership,
         mesh: str,
         me: Peer,
-        lost_link: Callable[[], str] = lambda: "",
+        check_router: Callable[[str, float | None], None] = lambda action, since: None,
     ) -> None:
         self.guarded = guarded
         self.membership = membership
         self.me = me
-        self.lost_link = lost_link
+        self.check_router = check_router
         self.mesh = mesh
         self._name_bytes = me.name.encode()
         self._numbers = itertools.count(1)
@@ -362,7 +367,8 @@ class _Query(Exchange[Any]):
         self.key = _request_key(requests.mesh, node, topic, requests.me.name)
         self.where = f"{topic!r} of node {node!r}"
         self.timeout = timeout
-        self._late_at = time.monotonic() + 0.9 * timeout  # from then on it is not sent again
+        self._begun = time.monotonic()
+        self._late_at = self._begun + 0.9 * timeout  # from then on it is not sent again
         self._requests = requests
         self._node = node
         self._topic = topic
@@ -410,8 +416,10 @@ class _Query(Exchange[Any]):
             raise self.too_late()
         self._check_present(_GONE_WAIT_S / 3 if self._is_retry else _GONE_WAIT_S)
         if self._is_retry or time.monotonic() > self._late_at:
+            self._check_router(self._begun - _SETTLE_S)
             raise NobodyServes(
-                f"node {self._node!r} is on the mesh, but does not serve {self._topic!r} (or has {MAX_QUEUED:,} queued)"
+                f"node {self._node!r} is on the mesh, but does not serve {self._topic!r} (or has {MAX_QUEUED:,} "
+                "requests queued). Check the topic, and that the node serves it before requests arrive"
             )
         self._is_retry = True
         return True
@@ -419,8 +427,10 @@ class _Query(Exchange[Any]):
     def too_late(self) -> Exception:
         self._requests.guarded.check()
         self._check_present(0.0)
-        self._check_connected()
-        return RequestTimeout(f"request to {self.where}: no answer within {self.timeout:g} s")
+        self._check_router()
+        return RequestTimeout(
+            f"request to {self.where}: no answer within {self.timeout:g} s. Allow more time (timeout=)"
+        )
 
     def _check_present(self, wait_s: float) -> None:
         """Raise if the node has left since the query was sent; wait `wait_s` for its token to be withdrawn."""
@@ -429,22 +439,19 @@ class _Query(Exchange[Any]):
         while True:
             arrival = requests.membership.arrival_of(node)
             if node != requests.me.name and (arrival is None or self._arrival not in (None, arrival)):
-                self._check_connected()
+                self._check_router(self._begun - _SETTLE_S)
                 raise NodeGone(
-                    f"request to {self.where}: the node is not, or no longer, on the mesh {requests.mesh!r}", node
+                    f"request to {self.where}: the node is not, or no longer, on the mesh {requests.mesh!r}. "
+                    "Start it, or check its name with: neuraxis nodes",
+                    node,
                 )
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.01)
 
-    def _check_connected(self) -> None:
-        """Raise if this node is cut off, since then nothing is known of the other."""
-        if routers := self._requests.lost_link():
-            raise NodeGone(
-                f"request to {self.where}: node {self._requests.me.name!r} has lost its connection to the router "
-                f"({routers}). Start the router again, or check the network; the node reconnects by itself",
-                self._node,
-            )
+    def _check_router(self, since: float | None = None) -> None:
+        """Raise RouterLost if this node is cut off (or was, after `since`): then it knows nothing of the other node."""
+        self._requests.check_router(f"request to {self.where}", since)
 
 
 def _encode_answer(value: Any, encoding: str) -> tuple[bytes, str]:

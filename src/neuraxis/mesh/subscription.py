@@ -32,8 +32,8 @@ _log = logging.getLogger("neuraxis.mesh")
 _RING = 1000  # samples in Zenoh's ring
 _MAX_BYTES = 256 * 2**20  # in the backlog of one subscription, besides the newest message
 _MAX_MESSAGES = 20_000  # in the backlog of one subscription with default depths, of all senders together
-_TICK_S = 0.02
-_IDLE_TICKS = 50
+_TICK_S = 0.02  # interval at which the drainer works
+_IDLE_TICKS = 50  # without a running handler, after which it sleeps
 _OBSERVED_S = 1.0  # observation time before a slow reader is reported
 _REPORT_S = 60.0  # interval between two reports
 
@@ -253,7 +253,7 @@ class Polled(_Backlog):
         try:
             arrivals = self._drain()
         except _ChannelEnded:
-            raise MeshClosed(f"the subscription {self.expression!r} is closed") from None
+            raise MeshClosed(f"the subscription {self.expression!r} is closed. Subscribe again") from None
         for new in arrivals:
             self._push(new[0], new, size_of(new[1]))
             if len(self._order) > self._ring:
@@ -330,7 +330,7 @@ class Subscription(_Backlog):
         with self._changed:
             while (message := self._take_queued(fresh)) is None:
                 if self.closed:
-                    raise MeshClosed(f"the subscription {self.expression!r} is closed")
+                    raise MeshClosed(f"the subscription {self.expression!r} is closed. Subscribe again")
                 # In slices, since Ctrl-C cannot interrupt a lock on every platform.
                 left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
                 if left <= 0:

@@ -60,7 +60,7 @@ LEASE_MS = 1000  # failure detection time for a stopped process or a cut cable
 SEED_PORTS = 3  # number of ports that a local mesh tries, in order
 MAX_PENDING = 4096  # connections in their handshake; Zenoh refuses any beyond this number
 _HEADERS = 2**20  # allowance for the key, encoding and attachment of a message
-_QUIET_S = 0.03
+_QUIET_S = 0.03  # without a new link, after which all present nodes count as linked
 _TRIES = 20  # another process may take a port that was just found free
 _MODES = ("local", "client", "peer", "router")
 
@@ -72,7 +72,7 @@ class Tls:
     Attributes
     ----------
     authority : Path
-        Certificate of the authority that signs all others.
+        Certificate of the certificate authority (CA), which signs all others.
     certificate, key : Path
         Certificate and private key of this process.
 

@@ -200,6 +200,9 @@ class GroupLink(FixedRanks):
     def epoch(self, to: Endpoint) -> int:
         return 0
 
+    def trouble(self) -> str:
+        return ""  # the loss of a peer is an error of its own
+
     def must_resend(self, to: Endpoint, epoch: int) -> bool:
         if self.is_gone(to):
             raise self._died(to.name)

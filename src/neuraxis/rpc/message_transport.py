@@ -75,12 +75,16 @@ class _Call(Exchange[Reply]):
         return self._link.must_resend(self._to, self._epoch)
 
     def too_late(self) -> Exception:
-        return _cancelled((self._to, self._number)) if self._transport._closed else too_slow(self._to, self._timeout)
+        if self._transport._closed:
+            return _cancelled((self._to, self._number))
+        return too_slow(self._to, self._timeout, self._link.trouble())
 
 
-def too_slow(to: Endpoint, timeout: float) -> CallTimeout:
-    """Return the error of a call that has reached its deadline."""
-    return CallTimeout(f"{to.name!r} has not replied within {timeout:g} s", to.name)
+def too_slow(to: Endpoint, timeout: float, trouble: str = "") -> CallTimeout:
+    """Return the error of a call that has reached its deadline; `trouble` is the reason, if it is known."""
+    return CallTimeout(
+        f"{to.name!r} has not replied within {timeout:g} s" + (f": {trouble}" if trouble else ""), to.name
+    )
 
 
 def call_and_wait(start: Callable[[Request, Done], None], request: Request) -> Reply:

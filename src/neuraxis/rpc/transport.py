@@ -243,6 +243,9 @@ class Link(Protocol):
     def must_resend(self, to: Endpoint, epoch: int) -> bool:
         """Return True if messages sent in an epoch may be lost and must be resent. Raises CalleeDied if it is gone."""
 
+    def trouble(self) -> str:
+        """Return the reason why this endpoint cannot reach any other; "" if there is none."""
+
     def find(self, dst: int | str) -> Endpoint:
         """See `Transport`."""
 

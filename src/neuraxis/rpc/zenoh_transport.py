@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from neuraxis.comm.failures import ProcessIdentity, ProcessWatch
-from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, NeuraxisError
+from neuraxis.errors import CallCancelled, CalleeDied, CalleeGone, NeuraxisError, RouterLost
 from neuraxis.mesh import Node, Peer, Topology
 from neuraxis.mesh.keys import call_key, sender_of_key
 from neuraxis.mesh.limits import Refusals
@@ -224,6 +224,8 @@ class ZenohLink:
                 return missing
         if peer is None or not peer.has_role(_ROLE):
             who = f"rank {dst}" if isinstance(dst, int) else f"{dst!r}"
+            if peer is None and (trouble := self.trouble()):
+                raise CalleeGone(f"{who} cannot be called: {trouble}", str(dst))
             why = "there is no such node" if peer is None else "that node does not serve calls"
             where = f"on the mesh {self._node.mesh!r} (present are {', '.join(self.names())})"
             raise CalleeGone(f"{who} cannot be called: {why} {where}", str(dst))
@@ -263,6 +265,13 @@ class ZenohLink:
         self._publishers.drop(endpoint)
         self._shared.drop(endpoint)
         self._undeclare_keys(endpoint.name)
+
+    def trouble(self) -> str:
+        try:
+            self._node.check_connected()
+        except RouterLost as error:
+            return str(error)
+        return ""
 
     def is_gone(self, endpoint: Endpoint) -> bool:
         return endpoint != self.me and self._tracker.is_gone(endpoint)

@@ -92,7 +92,7 @@ class _TorchCalls:
 
     def __init__(self, contender: str, timeout_s: float) -> None:
         torch = optional.require("torch", extra="torch", purpose=contender)
-        importlib.import_module("torch.distributed")
+        optional.require("torch.distributed", extra="torch", purpose=contender)
         torch.set_num_threads(1)
         backend = contender
         if contender == "torch-shm":

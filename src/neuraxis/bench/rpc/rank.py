@@ -6,7 +6,6 @@ that the caller sends. All connections stay on this host; sockets and files are 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import threading
@@ -100,7 +99,7 @@ class _Ours:
 class _TorchRpc:
     def __init__(self, timeout_s: float) -> None:
         torch = optional.require("torch", extra="torch", purpose="torch.distributed.rpc")
-        rpc = importlib.import_module("torch.distributed.rpc")
+        rpc = optional.require("torch.distributed.rpc", extra="torch", purpose="torch.distributed.rpc")
         self._torch, self._rpc = torch, rpc
         self.rank = detect_launch().rank
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo")

@@ -8,7 +8,6 @@ same call, and errors that name the lost rank.
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import threading
@@ -749,7 +748,7 @@ class _TorchRequest(Request):
 def require_torch(backend: str) -> Any:
     """Import torch with what a backend needs of it; raise BackendUnavailable if something is missing."""
     torch = optional.require("torch", extra="torch", purpose=f"backend {backend!r}")
-    importlib.import_module("torch.distributed")
+    optional.require("torch.distributed", extra="torch", purpose=f"backend {backend!r}")
     if not torch.distributed.is_available():
         raise BackendUnavailable(backend, "this torch was built without torch.distributed")
     if backend == "gloo" and not torch.distributed.is_gloo_available():

@@ -381,6 +381,7 @@ class RegionTeam:
             for name in missing:
                 self._raise_if_dead(name)
             if time.monotonic() > deadline:
+                self.node.check_connected("waiting for regions")
                 here = "" if missing[0] in self._teams else ". Start it with: neuraxis node … --region " + missing[0]
                 raise MeshError(f"region {', '.join(missing)} did not join within {timeout_s:g} s{here}")
         now = time.monotonic()

@@ -25,6 +25,7 @@ from neuraxis.errors import (
     InvalidArgument,
     NodeGone,
     RequestTimeout,
+    RouterLost,
     UnknownFunction,
 )
 from neuraxis.mesh import Node
@@ -68,15 +69,19 @@ class Channel(Protocol):
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
         """Send a request to another peer and return its reply. The handler runs at most once.
 
-        Raises NodeGone if the peer is absent or disconnects permanently, RequestTimeout after `timeout` seconds, and
-        RequestFailed or the original error if the handler raised. A short loss of the connection is not an error.
+        Raises NodeGone if the peer is absent or disconnects permanently, RouterLost if this side does, RequestTimeout
+        after `timeout` seconds, and RequestFailed or the original error if the handler raised. A short loss of the
+        connection is not an error.
         """
 
     def is_present(self, name: str) -> bool:
         """Return True if a peer is present. A dead one is detected after about a second."""
 
     def wait_for(self, name: str, timeout: float) -> bool:
-        """Wait until a peer is present, at most `timeout` seconds, and return whether it is."""
+        """Wait until a peer is present, at most `timeout` seconds; return False if it is not.
+
+        Raises RouterLost if this side is disconnected then.
+        """
 
     def close(self) -> None:
         """Disconnect."""
@@ -148,7 +153,10 @@ class MeshChannel(ChunkedChannel):
         return self._node.peer(name) is not None
 
     def wait_for(self, name: str, timeout: float) -> bool:
-        return not self._node.wait_for([name], timeout)
+        if self._node.wait_for([name], timeout):
+            self._node.check_connected(f"waiting for {name!r}")
+            return False
+        return True
 
     def close(self) -> None:
         if self._owns:
@@ -165,7 +173,7 @@ class MeshChannel(ChunkedChannel):
             left = deadline - time.monotonic()
             try:
                 return self._node.request(to, topic, value, max(left, 1e-3), again=number)
-            except NodeGone:
+            except (NodeGone, RouterLost):
                 if left <= 0 or self._node.wait_for([to], min(left, _RETURN_S)):
                     raise
 

@@ -80,8 +80,9 @@ class ServerWorker:
     ------
     InvalidArgument
         If `timeout` is not positive.
-    NodeGone, ModelMismatch, RequestTimeout
-        On entering: if there is no server, its model differs, or not enough workers join within `timeout`.
+    NodeGone, RouterLost, ModelMismatch, RequestTimeout
+        On entering: if there is no server, this worker has lost its connection to the router, the model of the server
+        differs, or not enough workers join within `timeout`.
 
     Examples
     --------
@@ -164,8 +165,8 @@ class ServerWorker:
         ------
         RequestTimeout
             If that takes longer than `timeout` seconds.
-        NodeGone
-            If the server is gone.
+        NodeGone, RouterLost
+            If the server is gone, or this worker has lost its connection to the router.
         """
         deadline = time.monotonic() + self.timeout
         while True:
@@ -202,8 +203,8 @@ class ServerWorker:
         ------
         NotInitialized
             If the worker has not joined or has left.
-        RequestTimeout, NodeGone, RequestFailed
-            If other workers are too slow, or the server is gone or has failed.
+        RequestTimeout, NodeGone, RouterLost, RequestFailed
+            If other workers are too slow, the server is gone, this worker is cut off, or the server has failed.
         """
         if weight is None:
             weight = 1.0 if self._weight is None else self._weight
