@@ -259,10 +259,10 @@ def instability(network: Network, unstable: Sequence[float]) -> NumericalInstabi
     population, value = network.populations[place], unstable[4]
     name, time_ms = list(population.model.states)[state], step * network.dt_ms
     return NumericalInstability(
-        f"{name} of neuron {neuron} in population {population.name!r} is {value:g} at {time_ms:g} ms "
-        f"(step {step}). Try a smaller dt_ms (it is {network.dt_ms:g}), and check the parameters of "
-        f"{population.model.name} and the weights and currents that it receives. If the model needs such values, "
-        "turn this check off with check_finite=False",
+        f"{name} of neuron {neuron} in population {population.name!r} is {value:g}, noticed at {time_ms:g} ms (step "
+        f"{step}; it may have become so before: one step of 16 and the last of a call are checked). Try a smaller "
+        f"dt_ms (it is {network.dt_ms:g}), and check the parameters of {population.model.name} and the weights and "
+        "currents that it receives. If the model needs such values, turn this check off with check_finite=False",
         population=population.name, neuron=neuron, state=name, value=value, time_ms=time_ms, step=step,
     )  # fmt: skip
 

@@ -102,8 +102,8 @@ class Simulation:
     recovery_every_ms : float
         Shortest model time between two such saved states.
     check_finite : bool
-        Stop the run with `NumericalInstability` when a state becomes infinite or NaN. States are checked every 16
-        steps, in the last step of each call and before saving. Use False for models that need such values.
+        Stop the run with `NumericalInstability` when an infinite state or a NaN is noticed. States are checked in one
+        step of 16, in the last step of each call and before saving. Use False for models that need such values.
 
     Raises
     ------
@@ -227,8 +227,8 @@ class Simulation:
         Raises
         ------
         NumericalInstability
-            A state became infinite or NaN. The simulation stays open at the end of the piece in which this was
-            detected: read states and recordings, set states, or restore a saved state. Running on raises again
+            A state is infinite or NaN in a step that is checked. The simulation stays open at the end of the piece in
+            which this was noticed: read states and recordings, set states, or restore a saved state. Running on raises again
             while a state is not finite.
         ShardFailed
             A worker failed.
