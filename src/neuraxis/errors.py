@@ -567,9 +567,9 @@ class ShardFailed(NeuraxisError, RuntimeError):
 class NumericalInstability(NeuraxisError, FloatingPointError):
     """A check found an infinite state or a NaN in a neuron, and the run was stopped.
 
-    States are checked in one step of 16, in the last step of each call that runs some, and before they are saved. So the
-    state can have become so up to 30 steps before it was noticed, another neuron can have been the first, and a state
-    that is not finite in a few steps only can pass unnoticed.
+    States are checked in one step of 16, in the last step of each call that runs some, and before they are saved. So
+    the state can have become so up to 30 steps before it was noticed, another neuron can have been the first, and a
+    state that is not finite in a few steps only can pass unnoticed.
 
     Use a smaller step, smaller weights, or bounded parameters. `check_finite=False` turns the check off.
 

@@ -109,8 +109,10 @@ class Simulation:
     ------
     InvalidArgument, InvalidType
         An argument is invalid, or the network has no population.
+    AccumulatorOverflow
+        The weights onto a neuron are more than its accumulator holds.
     ShardFailed
-        A worker failed while it built its part of the network.
+        A worker died, or raised an error that is not one of neuraxis, while it built its part of the network.
 
     Examples
     --------
@@ -228,8 +230,8 @@ class Simulation:
         ------
         NumericalInstability
             A state is infinite or NaN in a step that is checked. The simulation stays open at the end of the piece in
-            which this was noticed: read states and recordings, set states, or restore a saved state. Running on raises again
-            while a state is not finite.
+            which this was noticed: read states and recordings, set states, or restore a saved state. Running on raises
+            again while a state is not finite.
         ShardFailed
             A worker failed.
         """
