@@ -566,7 +566,11 @@ class ShardFailed(NeuraxisError, RuntimeError):
 
 
 class NumericalInstability(NeuraxisError, FloatingPointError):
-    """A state of a neuron became infinite or NaN, and the run was stopped.
+    """A check found an infinite state or a NaN in a neuron, and the run was stopped.
+
+    States are checked in one step of 16, in the last step of each call that runs some, and before they are saved. So
+    the state can have become so up to 30 steps before it was noticed, another neuron can have been the first, and a
+    state that is not finite in a few steps only can pass unnoticed.
 
     Use a smaller step, smaller weights, or bounded parameters. `check_finite=False` turns the check off.
 
@@ -575,14 +579,13 @@ class NumericalInstability(NeuraxisError, FloatingPointError):
     population : str
         Name of the neuron's population.
     neuron : int
-        Index in the population.
+        Index in the population: the lowest, of the first population, among those noticed in this step.
     state : str
         Name of the state.
     value : float
         The infinite value, or nan.
     time_ms : float
-        Model time of the step that detected it: states are checked in one of 16 steps, and in the last step of
-        each call that runs some.
+        Model time of the step in which it was noticed.
     step : int
         Number of that step.
     """

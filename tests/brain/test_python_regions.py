@@ -229,9 +229,10 @@ def test_a_region_that_raises_ends_the_run_and_one_that_cannot_be_moved_does_not
     ],
     ids=["no module", "no name", "not callable", "no region", "raises"],
 )
-def test_a_region_that_cannot_be_made_is_refused(create, message):
-    with pytest.raises((InvalidArgument, ShardFailed), match=message):
-        Brain(small().python_region("own", create).spec())
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_region_that_cannot_be_made_is_refused(create, message, workers):
+    with pytest.raises(InvalidArgument, match=message):
+        Brain(small().python_region("own", create).spec(), workers=workers)
 
 
 def test_creators_that_no_other_process_finds_are_refused_at_once():

@@ -10,7 +10,7 @@ import pytest
 from neuraxis.brain import Brain
 from neuraxis.brain.stimulus import as_stimulus
 from neuraxis.brain.stimulus_file import StimulusFile, read_stimulus
-from neuraxis.errors import InvalidArgument, SpecError
+from neuraxis.errors import InvalidArgument, RoundingWarning, SpecError
 from neuraxis.simulation import SpikeFile
 from tests.brain.test_brain import small
 
@@ -188,8 +188,8 @@ def test_a_table_that_cannot_be_read(tmp_path):
 # --- spikes ---
 
 
-def spike_file(path, name, steps, ids, n):
-    with SpikeFile(path, [(name, n)], 0.1) as file:
+def spike_file(path, name, steps, ids, n, dt_ms=0.1):
+    with SpikeFile(path, [(name, n)], dt_ms) as file:
         file.append(np.array(steps), 0, np.array(ids))
     return path
 
@@ -220,6 +220,19 @@ def test_a_recording_can_be_replayed(tmp_path):
         stimulus.play(brain, 0, 300)
         stimulus.play(brain, 300, steps)
         assert brain.spike_totals() == totals
+
+
+def test_spikes_between_two_steps_are_rounded_with_a_warning(tmp_path):
+    path = spike_file(tmp_path / "finer.h5", "ear", [4, 2_000_001, 4_000_000], [0, 5, 2], 6, dt_ms=0.025)
+    with pytest.warns(RoundingWarning, match=r"finer.h5: sensor 'ear': times_ms: 1 of 3 times .*\[1\]=50000\.025"):
+        stimulus = read_stimulus(path, SPEC)
+    assert [(steps + 1).tolist() for _, steps, _ in stimulus.spikes] == [[1, 500_000, 1_000_000]]
+
+
+def test_spikes_before_the_first_step_are_refused(tmp_path):
+    path = spike_file(tmp_path / "early.h5", "ear", [0, 3], [0, 5], 6)
+    with pytest.raises(SpecError, match=r"early.h5: sensor 'ear': times_ms \(its lowest\)=0: must be one step"):
+        read_stimulus(path, SPEC)
 
 
 def test_spike_files_that_do_not_fit(tmp_path):

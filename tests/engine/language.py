@@ -1,7 +1,7 @@
 """The model language against NumPy: random expressions, their value in NumPy, and their value in the engines.
 
-The oracle knows the rules of docs/engine.md and nothing of how they are carried out: values are arrays of float32,
-int64, float64 or bool, literals are Python's numbers, and NumPy's own promotion does the rest.
+The oracle knows the rules of docs/reference/model-language.md and nothing of how they are carried out: values are
+arrays of float32, int64, float64 or bool, literals are Python's numbers, and NumPy's own promotion does the rest.
 """
 
 from __future__ import annotations
@@ -224,10 +224,9 @@ def _called(name: str, values: list[Any]) -> Any:
     if name in ("min", "max"):
         if all(_is_literal(one) for one in values):
             return (min if name == "min" else max)(values)
-        found = values[0]
-        for one in values[1:]:
-            a, b = (_number(side) for side in _pair(found, one))
-            found = np.where(b < a if name == "min" else b > a, b, a)
+        found, *others = (_number(one) for one in _alike(values))
+        for one in others:
+            found = np.where(one < found if name == "min" else one > found, one, found)
         return found
     if name == "power":
         return _power(*(_single(one) for one in values))
@@ -282,21 +281,18 @@ def _power(a: Array, b: Any) -> Array:
 
 
 def _pair(a: Any, b: Any) -> tuple[Any, Any]:
-    """Two operands as arrays of one kind. Only a float literal is not as NumPy has it: it is always float32."""
-    if _is_literal(a) and _is_literal(b):
-        kind = np.float32 if isinstance(a, float) or isinstance(b, float) else np.int64
-        return np.array(a, kind), np.array(b, kind)
-    a, b = (_beside(one, other) for one, other in ((a, b), (b, a)))
-    kind = np.result_type(a, b)
-    return a.astype(kind), b.astype(kind)
+    """Two operands as arrays of one kind."""
+    one, other = _alike([a, b])
+    return one, other
 
 
-def _beside(value: Any, other: Any) -> Array:
-    if not _is_literal(value):
-        return _as_array(value)
-    if isinstance(value, float) or other.dtype == np.float32:
-        return np.array(value, np.float32)
-    return np.array(value, np.int64)
+def _alike(values: Sequence[Any]) -> list[Array]:
+    """Operands as arrays of the kind that NumPy's promotion gives; literals alone are float32 or int64."""
+    if all(_is_literal(one) for one in values):
+        kind: Any = np.float32 if any(isinstance(one, float) for one in values) else np.int64
+    else:
+        kind = np.result_type(*values)  # a Python number gives way to arrays (NEP 50)
+    return [np.asarray(one).astype(kind) for one in values]
 
 
 def _as_array(value: Any) -> Array:

@@ -39,7 +39,11 @@ EACH = [
     "abs(x)", "abs(n)", "abs(x > y)", "int(x)", "int(x * 1e12)", "int(n)", "int(x > y)", "float(n)", "float(n * m)",
     "float(x > y)", "bool(x)", "bool(n)", "(x > y) + (n > m)", "-(x > y)", "x * (x > y)", "0.1 * (x > y)",
     "(x > y) / (n > m)", "(x > y) // 2", "2 * x + y", "x * (1 / 3)", "7 // 2 + 0.0 * x", "-7 // 2 + 0.0 * y",
-    "2 ** 10 * x", "x * TWO + HALF", "n * 0.1", "n * HALF + 0.1", "exp(x)", "exp(n)", "exp(-x * 30.0)", "log(x)",
+    "2 ** 10 * x", "x * TWO + HALF", "n * 0.1", "n * HALF + 0.1", "n / 0.3",
+    "0.1 - n", "n // 0.1", "n % 0.3", "n * m * 0.1", "n * 0.1 * x", "x * 0.1 * n", "n * 0.1 + 0.7", "(x > y) * 0.1 + x",
+    "n < 0.1", "n * 0.1 == 0.3", "n * 0.1 < x", "min(n, 0.1)", "max(x, 0.1, n)", "min(x > y, 0.7)", "n or 0.1",
+    "n and 0.1", "0.1 if x > y else n", "n if x > y else 0.1", "(0.1 if x > y else 0.7) * n", "n * 1e39",
+    "n * 1e-50 * 1e40", "int(n * 0.7)", "int(0.1 * n * 10.0)", "exp(x)", "exp(n)", "exp(-x * 30.0)", "log(x)",
     "log(abs(x))", "sqrt(x)", "sqrt(n)", "exp(n * 0.5)", "True + x", "False or x", "x if True else n", "-0.0 * x",
 ]  # fmt: skip
 POWERS = [

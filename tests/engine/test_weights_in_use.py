@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.errors import AccumulatorOverflow, RoundingWarning, ShardFailed
+import neuraxis.launch
+from neuraxis.comm import DistributedContext
+from neuraxis.errors import AccumulatorOverflow, RoundingWarning
 from neuraxis.network import (
     STDP,
     AllToAll,
@@ -22,7 +24,7 @@ from neuraxis.network import (
     projection,
 )
 from neuraxis.network.models import lif_delta, spike_source
-from neuraxis.simulation import Simulation
+from neuraxis.simulation import LockstepExecutor, Simulation
 from tests.engine.cuda.twin import TwinDevice, compiler
 from tests.engine.running import adder, give_spikes
 
@@ -161,25 +163,47 @@ def test_heavy_tailed_weights_arrive_as_shown(place: dict[str, Any]) -> None:
         np.testing.assert_array_equal(simulation.state("cells", "total"), expected.astype(np.float32))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("plasticity", [None, STDP.additive(w_max=300.0)], ids=["static", "plastic"])
-def test_a_draw_beyond_all_likelihood_is_an_error_and_no_wrong_sum(
-    place: dict[str, Any], plasticity: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a draw is too rare to wait for, so the test lowers the bound."""
-    monkeypatch.setattr(projection, "likely_sum", lambda count, typical, largest: 0.01 * count * typical)
+def overflowing(patch: pytest.MonkeyPatch, plasticity: Any = None) -> Network:
+    """A network whose weights do not fit; such a draw is too rare to wait for, so the bound is lowered."""
+    patch.setattr(projection, "likely_sum", lambda count, typical, largest: 0.01 * count * typical)
     network = Network(dt_ms=0.1)
     network.population("sources", 2000, spike_source)
     network.population("cells", 20, adder)
     weight = LogNormal(-0.7, 0.94, high=250.0)
     network.connect("sources", "cells", FixedInDegree(2000), weight, 0.1, plasticity=plasticity)
-    text = r"AccumulatorOverflow|'input' of population 'cells'.*neuron \d+ add up to .*high="
-    with pytest.raises((AccumulatorOverflow, ShardFailed), match=text) as raised:
+    return network
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("plasticity", [None, STDP.additive(w_max=300.0)], ids=["static", "plastic"])
+def test_a_draw_beyond_all_likelihood_is_an_error_and_no_wrong_sum(
+    place: dict[str, Any], plasticity: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = overflowing(monkeypatch, plasticity)
+    text = r"'input' of population 'cells'.*neuron \d+ add up to .*high="
+    with pytest.raises(AccumulatorOverflow, match=text) as raised:
         Simulation(network, **place)
-    if isinstance(raised.value, AccumulatorOverflow):  # a worker's error is the text of ShardFailed
-        assert (raised.value.population, raised.value.receptor) == ("cells", "input")
-        assert raised.value.load >= raised.value.limit
-        assert 0 <= raised.value.neuron < 20
+    error = raised.value
+    assert (error.population, error.receptor) == ("cells", "input")
+    assert error.load >= error.limit
+    assert 0 <= error.neuron < 20
+    notes = "".join(getattr(error, "__notes__", ()))
+    assert ("Raised by worker 0:\nTraceback" in notes) == (place.get("workers", 1) > 1)  # the lowest rank of several
+
+
+def overflow_on_a_rank(backend: str) -> tuple[Any, ...]:
+    with pytest.MonkeyPatch.context() as patch, DistributedContext(backend=backend) as context:
+        network = overflowing(patch)
+        with pytest.raises(AccumulatorOverflow) as raised:
+            Simulation(network, executor=LockstepExecutor(context.world))
+        return raised.value.population, raised.value.neuron, raised.value.load, raised.value.limit, str(raised.value)
+
+
+def test_ranks_in_lockstep_raise_the_same_overflow() -> None:
+    first, second = neuraxis.launch.run(overflow_on_a_rank, 2, "shm", timeout=100)
+    assert first == second
+    assert first[0] == "cells"
+    assert first[2] >= first[3]
 
 
 def test_the_bound_holds_with_room_to_spare() -> None:

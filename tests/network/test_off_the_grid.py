@@ -130,6 +130,52 @@ def test_times_within_rounding_error_of_the_grid_do_not_warn() -> None:
         network.connect("a", "b", OneToOne(), 1.0, delay)
 
 
+# The same error at 1e5, 1e6 and 1e7 ms: half a step, and a hundredth of one.
+LATE = [
+    (late + off, dt_ms)
+    for late in (1e5, 1e6, 1e7)
+    for off, dt_ms in ((0.05, 0.1), (0.001, 0.1), (0.5, 1.0), (0.02, 0.025))
+]
+DESCRIBED: dict[str, tuple[Callable[[Network, float], Any], Callable[[Any], float]]] = {
+    "spikes": (lambda n, t: n.spikes("a", [1.0, t], [0, 1]), lambda s: s.times_ms[1]),
+    "current from": (lambda n, t: n.current("a", 1.0, start_ms=t), lambda c: c.start_ms),
+    "current to": (lambda n, t: n.current("a", 1.0, stop_ms=t), lambda c: c.stop_ms),
+    "poisson from": (lambda n, t: n.poisson("a", 9.0, 1.0, start_ms=t), lambda p: p.start_ms),
+    "probe": (lambda n, t: n.record("a", "v_mv", every_ms=t), lambda p: p.every_ms),
+}
+
+
+@pytest.mark.parametrize(("time_ms", "dt_ms"), LATE)
+@pytest.mark.parametrize("what", DESCRIBED)
+def test_late_times_are_rounded_like_early_ones(what: str, time_ms: float, dt_ms: float) -> None:
+    describe, used = DESCRIBED[what]
+    with pytest.warns(RoundingWarning, match=re.escape(repr(time_ms))) as warned:
+        made = describe(two(dt_ms), time_ms)
+    assert len(warned) == 1
+    steps = int(time_ms / dt_ms + 0.5)
+    assert used(made) == steps * dt_ms != time_ms
+
+
+@pytest.mark.parametrize(("time_ms", "dt_ms"), LATE)
+def test_late_runs_are_refused_like_early_ones(time_ms: float, dt_ms: float) -> None:
+    with Simulation(two(dt_ms)) as simulation:
+        with pytest.raises(InvalidArgument, match=rf"time_ms={re.escape(repr(time_ms))}: a whole number of steps"):
+            simulation.run(time_ms)
+        with pytest.warns(RoundingWarning, match=re.escape(repr(time_ms))):
+            simulation.inject("a", [time_ms], [0])
+
+
+@pytest.mark.parametrize("steps", [999, 4095, 65534])
+def test_long_delays_and_refractory_times_are_rounded_like_short_ones(steps: int) -> None:
+    time_ms = (steps + 0.01) * 0.1
+    with pytest.warns(RoundingWarning, match="delay_ms="):
+        made = two().connect("a", "b", OneToOne(), 1.0, time_ms)
+    assert made.delay_ms.bounds() == (steps * 0.1, steps * 0.1)
+    with pytest.warns(RoundingWarning, match="refractory_ms="):
+        cells = two().population("c", 1, lif_exp(refractory_ms=time_ms))
+    assert cells.model.constants["refractory_steps"] == steps
+
+
 def test_the_rounded_time_is_the_one_that_is_simulated() -> None:
     network = two()
     with pytest.warns(RoundingWarning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,9 @@ def test_the_error_names_the_first_state_and_advises() -> None:
             "neuron 2100",
             "v ",
             "inf",
-            f"{B * DT:g} ms",
+            f"noticed at {B * DT:g} ms",
+            f"step {B};",
+            "one step of 16",
             "dt_ms",
             "parameters",
             "weights",
@@ -137,6 +140,7 @@ def blinking(period: int, phase: int = 1) -> Network:
 
 def test_one_step_in_each_16_is_looked_at_and_no_period_escapes() -> None:
     assert [t // 16 for t in CHECKS] == list(range(len(CHECKS)))
+    assert max(later - t for t, later in pairwise(CHECKS)) <= 31  # so a lasting one is noticed at most 30 steps later
     for period in (2, 3, 4, 8, 16, 32, 48):
         for phase in range(period):
             assert any(t % period == phase for t in range(1, 16 * 400) if is_check_step.py_func(t)), (period, phase)
@@ -188,6 +192,25 @@ def test_whether_states_are_checked_is_no_matter_of_the_network() -> None:
         assert again == network == simulation.network
     with Simulation(again) as simulation:
         raised_by(simulation, 3.0)
+
+
+def test_the_error_does_not_claim_more_than_it_knows() -> None:
+    """Two neurons diverge between two checks; the error names the lower one, which was not the first."""
+    before, noticed = CHECKS[2], CHECKS[3]
+    assert noticed - before > 3
+    with Simulation(kicked({70: before + 2, 50: before + 3})) as simulation:
+        error = raised_by(simulation, 30.0)
+    assert facts(error)[:5] == ("cells", 50, "v", np.inf, noticed)
+    assert f"is inf, noticed at {noticed * DT:g} ms (step {noticed}; it may have become so before" in str(error)
+
+
+def test_an_infinity_between_two_checks_can_pass_unnoticed() -> None:
+    """The reservation that the guarantees state."""
+    passing = next(t for t in range(1, 100) if t not in CHECKS)
+    with Simulation(blinking(10_000, passing)) as simulation:
+        simulation.run(20.0)
+    with Simulation(blinking(10_000, passing)) as simulation:
+        raised_by(simulation, passing * DT)  # the last step of a call is checked
 
 
 def test_growth_beyond_float32_is_noticed_at_the_next_look() -> None:

@@ -131,7 +131,7 @@ class Brain:
     checkpoint_every_ms : float, optional
         Least model time between two automatic checkpoints, in ms. Default 1000.
     check_finite : bool
-        Raise `NumericalInstability` when a state becomes infinite or NaN.
+        Raise `NumericalInstability` when an infinite state or a NaN is noticed; see `Simulation`.
     record : bool
         Keep the spikes of all populations in memory, for `spikes`.
     record_to : path, optional

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.arguments import near
+from neuraxis.arguments import Floats, Integers, near
 from neuraxis.brain.brain import Brain
 from neuraxis.brain.spec import BrainSpec
 from neuraxis.errors import InvalidArgument, SpecError
-from neuraxis.network.grid import on_grid, to_steps
+from neuraxis.network.grid import array_on_grid, array_to_steps, at_least_one_step, on_grid, to_steps
 from neuraxis.simulation import read_spikes
 
 __all__ = ["REWARD", "StimulusFile", "read_stimulus"]
@@ -156,12 +156,23 @@ def _read_spikes(path: Path, spec: BrainSpec) -> StimulusFile:
             raise SpecError(f"neuron {int(ids.max())}: sensor {sensor!r} has {spec.sensors[sensor].neurons}", str(path))
         if not np.isfinite(times_ms).all() or (len(times_ms) and abs(times_ms).max() > _LONGEST_MS):
             raise SpecError(f"sensor {sensor!r}: spike times must be finite and in ms", str(path))
-        found.append((sensor, np.floor(times_ms / spec.dt_ms + 0.5).astype(np.int64) - 1, ids.astype(np.int64)))
+        found.append((sensor, _spike_steps(times_ms, spec, path, sensor) - 1, ids.astype(np.int64)))
     if not found:
         raise InvalidArgument(
             f"{path}: has no spikes of a sensor of the brain; its populations are: {', '.join(recorded) or 'none'}"
         )
     return StimulusFile(spikes=tuple(found))
+
+
+def _spike_steps(times_ms: Floats, spec: BrainSpec, path: Path, sensor: str) -> Integers:
+    """Convert spike times to steps, the first of which is 1; warn if some have to be rounded."""
+    name = f"{path}: sensor {sensor!r}: times_ms"
+    try:
+        if len(times_ms):
+            at_least_one_step(float(times_ms.min()), spec.dt_ms, f"{name} (its lowest)")
+        return array_to_steps(array_on_grid(times_ms, spec.dt_ms, name), spec.dt_ms, name)
+    except InvalidArgument as error:
+        raise SpecError(str(error).removeprefix(f"{path}: "), str(path)) from None
 
 
 def _steps(text: str, spec: BrainSpec, name: str) -> int:

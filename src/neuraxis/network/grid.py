@@ -39,8 +39,14 @@ __all__ = [
 # Far beyond any run, and small enough for float64 to be exact.
 HIGHEST_STEP = 2**48
 
-# Deviations from a whole step below this fraction are rounding errors: 0.3 ms is not 3 * 0.1 ms in binary.
+# A time that misses a whole step by more than this fraction of a step is off the grid, however late it is. (Adding up
+# dt_ms n times is off by n^2 / 2 halves of float64's epsilon at most: below this for 134,000 steps.)
 STEP_TOLERANCE = 1e-6
+
+# Rounding errors grow with the time: 0.3 ms is not 3 * 0.1 ms in binary. Reading a time and dt_ms as decimals,
+# computing n * dt_ms or a + b, and dividing by dt_ms round by half an epsilon each; this is room for eight of them. At
+# HIGHEST_STEP it is a quarter of a step, so a time between two steps is never taken for one of them.
+_ROUNDING_ERROR = 4 * float(np.finfo(np.float64).eps)
 
 # Delays are stored in 16 bits.
 HIGHEST_CONSTANT_STEPS = 65535
@@ -121,7 +127,7 @@ def on_grid(ms: float, dt_ms: float, name: str) -> float:
     steps = to_steps(ms, dt_ms, name)
     if _misses(ms / dt_ms, steps):
         warn_user(
-            f"{name}={ms:g}: is not a whole number of steps of {dt_ms:g} ms; {steps * dt_ms:g} ms "
+            f"{name}={float(ms)!r}: is not a whole number of steps of {dt_ms:g} ms; {_shown(steps * dt_ms)} ms "
             f"({steps} step{'' if steps == 1 else 's'}) is used. Pass a multiple of dt_ms, or change dt_ms."
         )
         return steps * dt_ms
@@ -136,14 +142,14 @@ def period(every_ms: float, dt_ms: float, name: str) -> float:
 def array_on_grid(ms: Floats, dt_ms: float, name: str) -> Floats:
     """Round an array of times in ms to steps as `on_grid` does, with one warning for all of them."""
     steps = array_to_steps(ms, dt_ms, name)
-    missed = np.flatnonzero(np.abs(ms / dt_ms - steps) > STEP_TOLERANCE * np.maximum(1, steps))
+    missed = np.flatnonzero(np.abs(ms / dt_ms - steps) > STEP_TOLERANCE + _ROUNDING_ERROR * steps)
     if not missed.size:
         return ms
     first = missed[0]
     warn_user(
         f"{name}: {missed.size:,} of {ms.size:,} times are not whole numbers of steps of {dt_ms:g} ms, the first is "
-        f"{name}[{first}]={ms[first]:g}, for which {steps[first] * dt_ms:g} ms is used. Pass multiples of dt_ms, or "
-        "change dt_ms."
+        f"{name}[{first}]={float(ms[first])!r}, for which {_shown(steps[first] * dt_ms)} ms is used. Pass multiples of "
+        "dt_ms, or change dt_ms."
     )
     rounded = ms.copy()
     rounded[missed] = steps[missed] * dt_ms
@@ -151,7 +157,12 @@ def array_on_grid(ms: Floats, dt_ms: float, name: str) -> Floats:
 
 
 def _misses(exact: float, steps: int) -> bool:
-    return abs(exact - steps) > STEP_TOLERANCE * max(1, steps)
+    return abs(exact - steps) > STEP_TOLERANCE + _ROUNDING_ERROR * steps
+
+
+def _shown(ms: float) -> str:
+    """Return a time on the grid as text, without the rounding error of its product."""
+    return f"{ms:.15g}"
 
 
 def at_least_one_step(ms: float, dt_ms: float, name: str) -> float:
@@ -172,7 +183,7 @@ def whole_steps(time_ms: object, dt_ms: float, name: str = "time_ms") -> int:
     steps = to_steps(duration, dt_ms, name)
     if _misses(duration / dt_ms, steps):
         raise InvalidArgument(
-            f"{name}={time_ms!r}: a whole number of steps of {dt_ms:g} ms is expected, such as {steps * dt_ms:g}"
+            f"{name}={duration!r}: a whole number of steps of {dt_ms:g} ms is expected, such as {_shown(steps * dt_ms)}"
         )
     return steps
 

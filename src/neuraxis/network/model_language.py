@@ -1,13 +1,14 @@
 """The subset of Python that neuron models may use, and the type of each of their expressions.
 
 The function of a model is checked when the model is defined, and lowered to a form that means the same to Numba and to
-the translation to CUDA C++: every stored number has 32 bits, and every conversion is explicit. docs/engine.md has a
-table of the rules. In short:
+the translation to CUDA C++: every stored number has 32 bits, and every conversion is explicit.
+docs/reference/model-language.md has a table of the rules. In short:
 
 * a float is float32; an int is stored as int32 and computed as int64;
 * an operation on a float and an int that is not a literal is computed in float64, as in NumPy, until it is stored;
 * a bool counts as 0 or 1;
-* a literal takes the type of the other operand; expressions of literals are evaluated here, as Python does.
+* a literal takes the type of the other operand; a float literal beside ints and bools alone is float64, as in NumPy.
+  Stored in a name it is float32. Expressions of literals are evaluated here, as Python does.
 
 The lowered function calls functions of `neuraxis.engine.arithmetic`; `_f`, `_d`, `_i` and `_l` convert to float32,
 float64, int32 and int64. "Kind" means one of the four types below.
@@ -533,24 +534,26 @@ class _Lowering:
     def _alike(self, node: ast.expr, values: Sequence[_Value]) -> tuple[list[ast.expr], str]:
         """Return the values as operands of one operation, and the kind of its result.
 
-        A literal takes the kind of the other operands, and a bool combined with a float becomes float32. An int
-        combined with a float is left as it is: Numba and NumPy compute with both in float64.
+        A literal takes the kind of the other operands; a float literal beside whole numbers or truth values makes the
+        operation float64. A bool combined with a float becomes float32. An int combined with a float is left as it is:
+        Numba and NumPy compute with both in float64.
         """
         kinds = {one.kind for one in values if not one.is_literal}
         floats = any(isinstance(one.literal, float) for one in values)
         if not kinds:
             kind = FLOAT if floats else INT
         else:
-            beside = (
-                {FLOAT} if floats else {INT} if kinds == {BOOL} and any(one.is_literal for one in values) else set()
-            )
-            kind = _common(kinds | beside)
+            kind = _common(kinds)
+            if floats and kind in (BOOL, INT):
+                kind = DOUBLE
+            elif kind == BOOL and any(one.is_literal for one in values):
+                kind = INT
         nodes = []
         for one in values:
             if one.is_literal:
                 assert one.literal is not None
                 whole = kind in (BOOL, INT) or (kind == DOUBLE and isinstance(one.literal, int))
-                nodes.append(self._number(node, one.literal, INT if whole else FLOAT))
+                nodes.append(self._number(node, one.literal, INT if whole else kind))
             elif one.kind == BOOL and kind != BOOL:
                 nodes.append(_call("_l" if kind == INT else "_f", one.node))
             else:
@@ -581,7 +584,9 @@ class _Lowering:
         return ast.Compare(value.node, [ast.NotEq()], [zero])
 
     def _number(self, node: ast.expr, value: Number, kind: str) -> ast.expr:
-        """Return a literal as int32 or float32."""
+        """Return a literal as int32, float32 or float64."""
+        if kind == DOUBLE:
+            return _call("_d", ast.Constant(float(value)))
         if kind == INT:
             if not _LOWEST_INT32 <= value <= _HIGHEST_INT32:
                 raise self._refuse(node, f"the whole number {value}, which is beyond 32 bits,", "Write it as a float.")

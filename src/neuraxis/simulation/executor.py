@@ -19,6 +19,7 @@ from neuraxis.engine.placement import Placement
 from neuraxis.errors import CheckpointError, InvalidArgument, NumericalInstability
 from neuraxis.network import Network
 from neuraxis.simulation.python_populations import INPUT, PythonPopulation
+from neuraxis.wire import exceptions
 from neuraxis.wire.tensors import to_sendable
 
 __all__ = [
@@ -259,10 +260,10 @@ def instability(network: Network, unstable: Sequence[float]) -> NumericalInstabi
     population, value = network.populations[place], unstable[4]
     name, time_ms = list(population.model.states)[state], step * network.dt_ms
     return NumericalInstability(
-        f"{name} of neuron {neuron} in population {population.name!r} is {value:g} at {time_ms:g} ms "
-        f"(step {step}). Try a smaller dt_ms (it is {network.dt_ms:g}), and check the parameters of "
-        f"{population.model.name} and the weights and currents that it receives. If the model needs such values, "
-        "turn this check off with check_finite=False",
+        f"{name} of neuron {neuron} in population {population.name!r} is {value:g}, noticed at {time_ms:g} ms (step "
+        f"{step}; it may have become so before: one step of 16 and the last of a call are checked). Try a smaller "
+        f"dt_ms (it is {network.dt_ms:g}), and check the parameters of {population.model.name} and the weights and "
+        "currents that it receives. If the model needs such values, turn this check off with check_finite=False",
         population=population.name, neuron=neuron, state=name, value=value, time_ms=time_ms, step=step,
     )  # fmt: skip
 
@@ -270,7 +271,7 @@ def instability(network: Network, unstable: Sequence[float]) -> NumericalInstabi
 # --- Replies of shards as plain data, for transports that do not pickle ---
 
 _KINDS = {kind.__name__: kind for kind in (BuildReport, Counters, Recorded, Samples, WorkerStatus)}
-_ERRORS = {kind.__name__: kind for kind in (CheckpointError, InvalidArgument)}
+_ERROR = "error"
 
 
 def encode_reply(value: Any) -> Any:
@@ -280,8 +281,7 @@ def encode_reply(value: Any) -> Any:
     if isinstance(value, list):
         return [encode_reply(one) for one in value]
     if isinstance(value, CheckpointError | InvalidArgument):
-        kind = CheckpointError if isinstance(value, CheckpointError) else InvalidArgument
-        return {"kind": kind.__name__, "text": str(value)}
+        return {"kind": _ERROR, "data": exceptions.to_data(value, of_function=False)}
     return value
 
 
@@ -289,8 +289,8 @@ def decode_reply(value: Any) -> Any:
     """Convert the result of `encode_reply` back."""
     if isinstance(value, list):
         return [decode_reply(one) for one in value]
-    if isinstance(value, dict) and value.get("kind") in _ERRORS:
-        return _ERRORS[value["kind"]](value["text"])
+    if isinstance(value, dict) and value.get("kind") == _ERROR:
+        return exceptions.from_data(value["data"], "a rank")
     if isinstance(value, dict) and value.get("kind") in _KINDS:
         return _KINDS[value["kind"]](**{name: decode_reply(one) for name, one in value.items() if name != "kind"})
     return value

@@ -20,7 +20,15 @@ from neuraxis.deprecation import renamed_arguments
 from neuraxis.engine.placement import Placement, check_placement, describe_slices, place, place_on_devices
 from neuraxis.engine.shards import Place, device_names, on_cpu, parse_devices, require
 from neuraxis.engine.spikes import SpikeBuffers
-from neuraxis.errors import CheckpointError, InvalidArgument, LaunchError, LineTimeout, ShardFailed, WorkerFailed
+from neuraxis.errors import (
+    CheckpointError,
+    InvalidArgument,
+    LaunchError,
+    LineTimeout,
+    NeuraxisError,
+    ShardFailed,
+    WorkerFailed,
+)
 from neuraxis.machine import check_process_count, usable_cores
 from neuraxis.network import Network
 from neuraxis.process import Team
@@ -137,12 +145,15 @@ class ParallelExecutor(ShardedExecutor):
         self.placement = placement
         self._spike_buffers = setup.spike_buffers(region.address)
         reports: dict[int, BuildReport] = {}
+        errors: dict[int, NeuraxisError] = {}
         try:
             self._team.broadcast(setup)
-            while len(reports) < self.workers:
+            while len(reports) + len(errors) < self.workers:
                 rank, message = self._team.receive()  # no timeout: a worker that dies raises
                 if isinstance(message, BuildReport):
                     reports[rank] = message
+                elif isinstance(message, NeuraxisError):
+                    errors[rank] = message
                 else:
                     progress(message)
         except WorkerFailed as error:
@@ -150,6 +161,8 @@ class ParallelExecutor(ShardedExecutor):
         finally:
             if old is not None:
                 old.close()
+        if errors:
+            raise errors[min(errors)]
         region.seal()
         return merge_reports(list(reports.values()))
 

@@ -63,8 +63,8 @@ _PAYLOAD, _EXTERNAL = "<letter>/", "<given>/"
 class Event:
     """Spikes of some neurons of one source, with optional data, that arrive at one time.
 
-    In a returned event, `ids` are neurons of the Python population itself. `time_ms` None, or a time that is not in the
-    future, means the next step; `source` is ignored.
+    In a returned event, `ids` are neurons of the Python population itself. `time_ms` is rounded to the nearest step;
+    None, or a time that is not in the future, means the next step. `source` is ignored.
     """
 
     time_ms: float | None = None

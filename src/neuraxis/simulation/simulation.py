@@ -102,15 +102,17 @@ class Simulation:
     recovery_every_ms : float
         Shortest model time between two such saved states.
     check_finite : bool
-        Stop the run with `NumericalInstability` when a state becomes infinite or NaN. States are checked every 16
-        steps, in the last step of each call and before saving. Use False for models that need such values.
+        Stop the run with `NumericalInstability` when an infinite state or a NaN is noticed. States are checked in one
+        step of 16, in the last step of each call and before saving. Use False for models that need such values.
 
     Raises
     ------
     InvalidArgument, InvalidType
         An argument is invalid, or the network has no population.
+    AccumulatorOverflow
+        The weights onto a neuron are more than its accumulator holds.
     ShardFailed
-        A worker failed while it built its part of the network.
+        A worker died, or raised an error that is not one of neuraxis, while it built its part of the network.
 
     Examples
     --------
@@ -227,9 +229,9 @@ class Simulation:
         Raises
         ------
         NumericalInstability
-            A state became infinite or NaN. The simulation stays open at the end of the piece in which this was
-            detected: read states and recordings, set states, or restore a saved state. Running on raises again
-            while a state is not finite.
+            A state is infinite or NaN in a step that is checked. The simulation stays open at the end of the piece in
+            which this was noticed: read states and recordings, set states, or restore a saved state. Running on raises
+            again while a state is not finite.
         ShardFailed
             A worker failed.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from neuraxis.engine.placement import Slice
 from neuraxis.engine.precompile import warm_up
 from neuraxis.engine.shards import Place, on_cpu
 from neuraxis.engine.spikes import SpikeBuffers, lags_between
-from neuraxis.errors import CheckpointError, LineClosed, ShardFailed
+from neuraxis.errors import CheckpointError, LineClosed, NeuraxisError, ShardFailed
 from neuraxis.network import Network
 from neuraxis.process import WorkerLine
 from neuraxis.process.pickling import install
@@ -82,10 +83,18 @@ def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
             if on_cpu(device):
                 warm_up()
             transport = _PipePayloads(line)
-            runner = ShardRunner(
-                setup.network, setup.placement, line.rank, setup.spike_buffers(region.address), _Progress(line),
-                setup.spin_limits, setup.python_populations, transport, device,
-            )  # fmt: skip
+            try:
+                runner = ShardRunner(
+                    setup.network, setup.placement, line.rank, setup.spike_buffers(region.address), _Progress(line),
+                    setup.spin_limits, setup.python_populations, transport, device,
+                )  # fmt: skip
+            except LineClosed:
+                raise
+            except NeuraxisError as error:
+                # A reply: the parent raises it as an executor without workers does, for the lowest rank that has one.
+                error.add_note(f"Raised by worker {line.rank}:\n{traceback.format_exc().rstrip()}")
+                line.send(error)
+                return _next_setup(line)
             built = runner.report()
             _log.info(
                 "built %s synapses onto %s neurons", f"{built.synapses:,}", sum(p.part.n for p in runner.shard.held)
@@ -106,6 +115,13 @@ def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
             if runner is not None:
                 runner.close()
             logging.getLogger().removeHandler(handler)
+
+
+def _next_setup(line: WorkerLine) -> Setup:
+    """Wait for another shard to build; the parent closes the connection instead if it gives up."""
+    setup = line.receive()
+    assert isinstance(setup, Setup)
+    return setup
 
 
 def _execute(runner: ShardRunner, transport: _PipePayloads, command: str, arguments: list[Any]) -> Any:

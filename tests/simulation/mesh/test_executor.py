@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuraxis.errors import CheckpointError, InvalidArgument
+from neuraxis.errors import AccumulatorOverflow, CheckpointError, InvalidArgument
 from neuraxis.network import STDP, FixedInDegree, Network, Uniform
 from neuraxis.network.models import lif_delta, spike_source
 from neuraxis.process import Team
 from neuraxis.simulation import Simulation
 from neuraxis.simulation.mesh import MeshExecutor, RegionSetup, Units
 from neuraxis.simulation.python_populations import PythonPopulation, SpikeSubscription
+from tests.engine.test_weights_in_use import overflowing
 from tests.simulation import test_acting
 from tests.simulation.mesh.meshes import fresh_mesh, in_units, on_the_mesh, one_each
 from tests.simulation.networks import NETWORKS, driven
@@ -331,3 +332,11 @@ def test_over_the_mesh_the_process_that_drives_the_nodes_raises() -> None:
         assert facts(raised_by(simulation, 10.0)) == ("cells", 21, "v", np.inf, A, round(A * 0.1, 9))
         simulation.set_state("cells", "v", 0.0)
         simulation.run(1.0)
+
+
+def test_weights_that_do_not_fit_are_the_same_error_as_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = overflowing(monkeypatch)
+    with pytest.raises(AccumulatorOverflow, match="population 'cells'") as caught, on_the_mesh(network):
+        pass
+    assert caught.value.population == "cells"
+    assert 0 <= caught.value.neuron < 20

@@ -337,7 +337,7 @@ class _Translation:
         return _Value(parts[0] if len(parts) == 1 else f"({' && '.join(parts)})", types.boolean)
 
     def _call(self, node: ast.Call, name: str, names: _Names) -> _Value:
-        if name in ("_f", "_i") and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+        if name in ("_f", "_d", "_i") and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
             return self._number(name, node.args[0].value)
         found = [self._expression(one, names) for one in node.args]
         if name in ("min", "max") and len(found) >= 2:
@@ -374,6 +374,8 @@ class _Translation:
         if name == "_i":
             return _Value(f"((int){int(value)}LL)", types.int32)
         # By its bits, independent of how a compiler reads decimals.
+        if name == "_d":
+            return _Value(f"bits_to_d(0x{int(np.float64(value).view(np.uint64)):016x}ull)", types.float64)
         return _Value(f"bits_to_f(0x{int(np.float32(value).view(np.uint32)):08x}u)", types.float32)
 
     # --- types ------------------------------------------------------------------------------------------------

@@ -379,7 +379,13 @@ class RegionTeam:
             if not missing:
                 break
             for name in missing:
-                self._raise_if_dead(name)
+                try:
+                    self._raise_if_dead(name)
+                except ShardFailed as error:
+                    failed = error.__cause__
+                    if failed is not None and isinstance(failed.__cause__, InvalidArgument):
+                        raise failed.__cause__ from failed  # as if the region were built in this process
+                    raise
             if time.monotonic() > deadline:
                 self.node.check_connected("waiting for regions")
                 here = "" if missing[0] in self._teams else ". Start it with: neuraxis node … --region " + missing[0]

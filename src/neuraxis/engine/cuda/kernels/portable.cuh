@@ -14,6 +14,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 __device__ inline float bits_to_f(u32 bits) { return __uint_as_float(bits); }
+__device__ inline double bits_to_d(u64 bits) { return __longlong_as_double((i64)bits); }
 __device__ inline u32 f_to_bits(float value) { return __float_as_uint(value); }
 
 // A message: 16 bytes that are written and read atomically. `last` orders it after earlier writes of the block.
