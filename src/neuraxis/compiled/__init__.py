@@ -53,15 +53,16 @@ def compiled(function: Function) -> Function:
         return cast(Function, njit(cache=usable, nogil=True)(function))
 
 
-def inner_function(function: Any = None, *, error_model: str = "python") -> Any:
+def inner_function(function: Any = None, *, error_model: str = "python", inline: bool = False) -> Any:
     """Compile a function that only compiled functions call, without wrappers for callers in Python and in C.
 
     Making these wrappers takes Numba a quarter of the time. A call from Python raises TypeError: call the `py_func` of
-    the function there. `error_model` is Numba's.
+    the function there. `error_model` is Numba's; `inline` makes LLVM inline every call, whatever the size.
     """
     if function is None:
-        return partial(inner_function, error_model=error_model)
-    dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model=error_model)(function)
+        return partial(inner_function, error_model=error_model, inline=inline)
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": error_model, "forceinline": inline}
+    dispatcher = njit(**options)(function)
     if isinstance(dispatcher, CPUDispatcher):  # a plain function with NUMBA_DISABLE_JIT
         dispatcher.__class__ = _InnerDispatcher
     return dispatcher

@@ -78,8 +78,11 @@ _LARGEST_PRODUCT = _f(15.0)
 _LOWEST_INT32 = _i(-(2**31))
 _LOWEST_INT64 = _l(-(2**63))
 
+# A call in the loop over neurons prevents its vectorisation, and LLVM alone inlines only the first few.
+_inlined = njit(error_model="numpy", forceinline=True)
 
-@njit
+
+@_inlined
 def exp(x: Any) -> Any:
     """Return e^x for float32; 0 from -103.98 on downwards, infinity above 88.72."""
     clipped = min(max(_LOWEST, x), _HIGHEST)  # in this order NaN becomes a number, which can be converted
@@ -95,7 +98,7 @@ def exp(x: Any) -> Any:
     return x if x != x else (p * low) * high
 
 
-@njit
+@_inlined
 def log(x: Any) -> Any:
     """Return the natural logarithm of a float32: minus infinity for 0, NaN below."""
     denormal = x < _SMALLEST
@@ -117,13 +120,13 @@ def log(x: Any) -> Any:
     return found if x >= _f(0.0) else _NAN
 
 
-@njit
+@_inlined
 def power_of_positive(x: Any, y: Any) -> Any:
     """Return x^y for float32 x >= 0 and y > 0, computed in float32: faster and less exact than `power`."""
     return exp(y * log(x)) if x > _f(0.0) else _f(0.0)
 
 
-@njit(error_model="numpy")
+@_inlined
 def power(x: Any, y: Any) -> Any:
     """Return x^y for float32, with the special values of NumPy (those of IEEE 754's pow).
 
@@ -189,7 +192,7 @@ def sqrt(x: Any) -> Any:
     return np.sqrt(x)
 
 
-@njit(error_model="numpy")
+@_inlined
 def floor_divide(a: Any, b: Any) -> Any:
     """Return a // b of two float32 or two float64 as NumPy does, from the exact remainder."""
     rest = np.fmod(a, b)
@@ -204,7 +207,7 @@ def floor_divide(a: Any, b: Any) -> Any:
     return a / b if b == 0 else found
 
 
-@njit(error_model="numpy")
+@_inlined
 def remainder(a: Any, b: Any) -> Any:
     """Return a % b of two float32 or two float64 with the sign of b, as NumPy does."""
     rest = np.fmod(a, b)
@@ -215,7 +218,7 @@ def remainder(a: Any, b: Any) -> Any:
     return rest + b if (b < 0) != (rest < 0) else rest
 
 
-@njit(error_model="numpy")
+@_inlined
 def floor_divide_int(a: Any, b: Any) -> Any:
     """Return a // b of two int64; 0 for b = 0, as in NumPy."""
     if b == 0:
@@ -225,7 +228,7 @@ def floor_divide_int(a: Any, b: Any) -> Any:
     return _l(a // b)
 
 
-@njit(error_model="numpy")
+@_inlined
 def remainder_int(a: Any, b: Any) -> Any:
     """Return a % b of two int64; 0 for b = 0, as in NumPy."""
     if b == 0 or b == -1:
@@ -233,7 +236,7 @@ def remainder_int(a: Any, b: Any) -> Any:
     return _l(a % b)
 
 
-@njit
+@_inlined
 def int_power(a: Any, n: Any) -> Any:
     """Return a^n of an int64 for n >= 0; it wraps around, as in NumPy."""
     found, factor = _l(1), _l(a)
@@ -245,25 +248,25 @@ def int_power(a: Any, n: Any) -> Any:
     return found
 
 
-@njit
+@_inlined
 def shift_left(a: Any, n: Any) -> Any:
     """Return a << n of two int64; 0 where n is not within 0 to 63, as in NumPy."""
     return a << n if 0 <= n < 64 else _l(0)
 
 
-@njit
+@_inlined
 def shift_right(a: Any, n: Any) -> Any:
     """Return a >> n of two int64; all sign where n is not within 0 to 63, as in NumPy."""
     return a >> (n if 0 <= n < 64 else _l(63))
 
 
-@njit
+@_inlined
 def to_int32(x: Any) -> Any:
     """Truncate a float to int32; the lowest int32 if it is out of range or NaN."""
     return _i(x) if x > -2147483649.0 and x < 2147483648.0 else _LOWEST_INT32
 
 
-@njit
+@_inlined
 def to_int64(x: Any) -> Any:
     """Truncate a float to int64; the lowest int64 if it is out of range or NaN."""
     return _l(x) if x >= -9223372036854775808.0 and x < 9223372036854775808.0 else _LOWEST_INT64

@@ -12,6 +12,7 @@ Numba compiles it once on a machine, for all networks that use the model.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import importlib.util
 import os
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 BLOCK = 1024
+_MOST_UNROLLED = 400  # statements
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
 
 _ADDRESS = types.int64
@@ -159,10 +161,10 @@ def _update_source(
 ) -> str:
     lines = [_HEADER]
     rows = len(model.receptors) + len(extra)
-    function = typed_function(model, constants)
+    function = unrolled(typed_function(model, constants))
     function.name = "advance_neuron"
-    # Division by zero gives infinity, as in NumPy: checks would prevent vectorisation.
-    lines += ["", "", '@inner_function(error_model="numpy")', ast.unparse(function), "", ""]
+    # A call, or a check for division by zero (which gives infinity, as in NumPy), would prevent vectorisation.
+    lines += ["", "", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
     lines += [
         "def update(block, accumulators, flags, n, constants, current_pa):",
         "    widest_vectors()",
@@ -206,6 +208,41 @@ def _update_source(
     body.append("G[k] = np.uint8(spike)")
     lines += ["        " + line for line in body]
     return "\n".join(lines) + "\n"
+
+
+def unrolled(function: ast.FunctionDef) -> ast.FunctionDef:
+    """Return a lowered function with short loops over constant ranges written out.
+
+    LLVM vectorises innermost loops only. The loop over neurons is one if the function contains no loop itself.
+    """
+    return ast.fix_missing_locations(_Unroll().visit(function))
+
+
+class _Unroll(ast.NodeTransformer):
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)  # inner loops first: the size of this one counts what they became
+        bounds = [_constant(bound) for bound in node.iter.args] if isinstance(node.iter, ast.Call) else []
+        if None in bounds or any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)):
+            return node
+        turns = range(*bounds)
+        statements = sum(isinstance(each, ast.stmt) for each in ast.walk(node)) - 1
+        if not turns or len(turns) * statements > _MOST_UNROLLED:
+            return node
+        made: list[ast.stmt] = []
+        for turn in turns:
+            value = ast.Call(ast.Name("_i", ast.Load()), [ast.Constant(turn)], [])
+            made.append(ast.Assign([copy.deepcopy(node.target)], value))
+            made += copy.deepcopy(node.body)
+        return made
+
+
+def _constant(node: ast.expr) -> int | None:
+    """Return the value of a lowered whole number, as `_i(8)`; None if it is something else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_i":
+        (value,) = node.args
+        if isinstance(value, ast.Constant) and isinstance(value.value, int):
+            return value.value
+    return None
 
 
 def _poisson_source(usual: int, thresholds: int) -> str:
