@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
 
 import pytest
 from numba import cfunc
 
 from neuraxis.engine.codegen import BlockLayout, _module, generated_update, unrolled
 from neuraxis.network import NeuronModel, models, neuron_model
-from neuraxis.network.arithmetic import exp, log, power
+from neuraxis.network.arithmetic import cos, exp, expm1, exprel, log, log1p, power, sin, sqrt, tanh
 
 
 @neuron_model(states={"v_mv": 0.0, "x": 1.0}, receptors=("input_mv",), parameters={"p": 1.5, "q": 0.5})
@@ -30,15 +29,22 @@ def powers_in_a_loop(v_mv, x, p, q):  # type: ignore[no-untyped-def]
     return v_mv > 100.0, v_mv, x
 
 
+@neuron_model(states={"v_mv": 1.0, "x": 1.0}, parameters={"p": 1.5})
+def every_function(v_mv, x, p):  # type: ignore[no-untyped-def]
+    x = tanh(x) + sin(x * p) + cos(x) + sqrt(abs(x)) + log1p(abs(v_mv))
+    return v_mv > 100.0, 0.5 * v_mv + exprel(-x) + expm1(-abs(x)), x
+
+
 VECTORISED = [getattr(models, name) for name in models.__all__ if not name.endswith("_source")]
+VECTORISED += [eight_exponentials, powers_in_a_loop, every_function]
 
 
-@pytest.mark.parametrize("model", [*VECTORISED, eight_exponentials, powers_in_a_loop], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", VECTORISED, ids=lambda model: model.name)
 def test_the_loop_over_neurons_is_vectorised(model: NeuronModel) -> None:
     layout = BlockLayout.of(model, poisson=False, current=False)
     generated = generated_update(model, layout, model.values(0.1))
-    compiled: Any = cfunc(generated.signature)(_module(generated).update)  # not from the cache, which has no LLVM code
-    code = compiled.inspect_llvm()
+    # As `compiled_c_function`, but not from the cache, which has no LLVM code.
+    code = cfunc(generated.signature, error_model="numpy")(_module(generated).update).inspect_llvm()
     assert re.search(r"= f(mul|add) <\d+ x float>", code)
     assert "numba_do_raise" not in code  # no call is left that could raise
 
@@ -57,7 +63,9 @@ def test_short_loops_are_written_out() -> None:
 
 
 def test_nested_loops_are_written_out_from_within() -> None:
-    source = "def f(x):\n    for j in range(_i(2)):\n        for k in range(_i(2)):\n            x = x * j\n    return x\n"
+    source = (
+        "def f(x):\n    for j in range(_i(2)):\n        for k in range(_i(2)):\n            x = x * j\n    return x\n"
+    )
     assert written_out(source).count("x = x * j") == 4
     assert "for" not in written_out(source)
 

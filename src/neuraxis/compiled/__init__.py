@@ -76,9 +76,12 @@ class _InnerDispatcher(CPUDispatcher):  # type: ignore[misc]
 
 
 def compiled_c_function(signature: Any, function: Any) -> Any:
-    """Compile a function now for a signature; the result has the `address` of a C function."""
+    """Compile a function now for a signature; the result has the `address` of a C function.
+
+    Division by zero gives infinity, as in NumPy.
+    """
     with _our_cache() as usable:
-        return cfunc(signature, cache=usable)(function)
+        return cfunc(signature, cache=usable, error_model="numpy")(function)
 
 
 def cache_path(function: Any) -> str:

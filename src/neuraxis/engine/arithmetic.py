@@ -1,9 +1,10 @@
 """Functions and operators of neuron models with the same bits on every machine.
 
 Each is a few additions, multiplications and divisions in a fixed order, which Numba does not contract into fused ones.
-`exp` and `log` are float32 without branches, so that loops around them vectorise; `power` computes in float64 and
-rounds once. The only function of the C library is `fmod`, whose result is exact by definition. Infinities, NaN, signed
-zeros and denormal numbers behave as in NumPy. docs/engine.md states the errors; tests compare with float64.
+`exp`, `log` and the functions made of them are float32 without branches, so that loops around them vectorise; `power`,
+`sin` and `cos` compute in float64 and round once. The only function of the C library is `fmod`, whose result is exact
+by definition. Infinities, NaN, signed zeros and denormal numbers behave as in NumPy. docs/reference/model-language.md
+states the errors; tests compare with float64.
 
 engine/cuda/kernels/portable.cuh has the same operations in C++ for GPUs.
 """
@@ -20,18 +21,24 @@ from numba.extending import register_jitable
 from neuraxis.compiled.atomics import bits_to_float32, float32_to_bits
 
 __all__ = [
+    "cos",
     "exp",
+    "expm1",
+    "exprel",
     "floor_divide",
     "floor_divide_int",
     "int_power",
     "log",
+    "log1p",
     "power",
     "power_of_positive",
     "remainder",
     "remainder_int",
     "shift_left",
     "shift_right",
+    "sin",
     "sqrt",
+    "tanh",
     "to_int32",
     "to_int64",
 ]
@@ -58,6 +65,8 @@ _L0, _L1, _L2 = _f(7.0376836292e-2), _f(-1.1514610310e-1), _f(1.1676998740e-1)
 _L3, _L4, _L5 = _f(-1.2420140846e-1), _f(1.4249322787e-1), _f(-1.6668057665e-1)
 _L6, _L7, _L8 = _f(2.0000714765e-1), _f(-2.4999993993e-1), _f(3.3333331174e-1)
 _SMALLEST = _f(1.17549435e-38)
+_TINY = _f(1e-30)
+_TWO = _f(2.0)
 _TWO_TO_23 = _f(8388608.0)
 _INFINITY = _f(np.inf)
 _NAN = _f(np.nan)
@@ -74,6 +83,14 @@ _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9, _T10, _T11, _T12, _T13 = _TAYL
 _LOWEST_LOG2 = -160.0  # 2^-160 rounds to 0 in float32
 _HIGHEST_LOG2 = 130.0  # 2^130 to infinity
 _LARGEST_PRODUCT = _f(15.0)
+
+# For `sin` and `cos`, in float64. pi / 2 in three parts: the first two have 22 bits, so that their products with whole
+# numbers up to 2^31 are exact. Taylor series for |r| <= pi / 4: the first terms left out are below 2^-40 of the sum.
+_INVERSE_HALF_PI = 0.6366197723675814
+_HALF_PI_0, _HALF_PI_1, _HALF_PI_2 = 1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14
+_S1, _S2, _S3, _S4, _S5, _S6 = ((-1) ** k / math.factorial(2 * k + 1) for k in range(1, 7))
+_C1, _C2, _C3, _C4, _C5, _C6 = ((-1) ** k / math.factorial(2 * k) for k in range(1, 7))
+_LARGEST_ANGLE = _f(2.0**30)
 
 _LOWEST_INT32 = _i(-(2**31))
 _LOWEST_INT64 = _l(-(2**63))
@@ -118,6 +135,76 @@ def log(x: Any) -> Any:
     found = x if x == _INFINITY else found
     found = -_INFINITY if x == _f(0.0) else found
     return found if x >= _f(0.0) else _NAN
+
+
+@_inlined
+def expm1(x: Any) -> Any:
+    """Return e^x - 1 for float32, also where e^x is close to 1; infinity above 88.72."""
+    clipped = min(max(_f(-30.0), x), _HIGHEST)
+    n = (clipped * _INVERSE_LN2 + _ROUNDER) - _ROUNDER
+    r = (clipped - n * _LN2_HIGH) - n * _LN2_LOW
+    p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
+    q = p * (r * r) + r
+    # 2^n (q + 1) - 1, with half of 2^n: n goes up to 128.
+    half = bits_to_float32(_u((_i(n) + _i(126)) << _i(23)))
+    found = (half * q + (half - _HALF)) * _TWO
+    return x if x != x or abs(x) < _TINY else found
+
+
+@_inlined
+def exprel(x: Any) -> Any:
+    """Return (e^x - 1) / x for float32, 1 at 0; infinity above 88.72."""
+    small = abs(x) < _TINY
+    found = expm1(x) / (_ONE if small else x)
+    found = _ONE if small else found
+    return x if x == _INFINITY else found
+
+
+@_inlined
+def log1p(x: Any) -> Any:
+    """Return log(1 + x) for float32, also where x is close to 0: minus infinity for -1, NaN below."""
+    u = _ONE + x
+    lost = x - (u - _ONE)  # by the rounding of u
+    found = log(u) + lost / u
+    found = log(u) if u == _f(0.0) or x == _INFINITY else found
+    return x if abs(x) < _TINY else found
+
+
+@_inlined
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangent of a float32."""
+    size = min(_f(10.0), abs(x))  # tanh(10) rounds to 1; in this order NaN becomes a number
+    t = expm1(size + size)
+    found = np.copysign(t / (t + _TWO), x)
+    return x if x != x or abs(x) < _TINY else found
+
+
+@_inlined
+def _turned(x: Any, quarters: Any) -> Any:
+    """Return the sine of x + quarters pi / 2 for float32; NaN where |x| exceeds 2^30."""
+    inside = abs(x) <= _LARGEST_ANGLE
+    wide = _d(x if inside else _f(0.0))
+    n = (wide * _INVERSE_HALF_PI + _ROUNDER_64) - _ROUNDER_64
+    r = ((wide - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
+    s = r * r
+    sine = r + (r * s) * (((((_S6 * s + _S5) * s + _S4) * s + _S3) * s + _S2) * s + _S1)
+    cosine = 1.0 + s * (((((_C6 * s + _C5) * s + _C4) * s + _C3) * s + _C2) * s + _C1)
+    quarter = _i(n) + quarters
+    found = cosine if quarter & _i(1) else sine
+    found = -found if quarter & _i(2) else found
+    return _f(found) if inside else _NAN
+
+
+@_inlined
+def sin(x: Any) -> Any:
+    """Return the sine of a float32 in radians; NaN where |x| exceeds 2^30, where neighbours are 64 apart."""
+    return x if abs(x) < _TINY else _turned(x, _i(0))
+
+
+@_inlined
+def cos(x: Any) -> Any:
+    """Return the cosine of a float32 in radians; NaN where |x| exceeds 2^30, where neighbours are 64 apart."""
+    return _turned(x, _i(1))
 
 
 @_inlined

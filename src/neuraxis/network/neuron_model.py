@@ -13,8 +13,9 @@ The function is the whole model. The engine recognises its arguments by name:
 It returns a bool (the neuron spikes), then all states in the order of `states`. See `neuron_model` for an example.
 
 The engine compiles the *source* of the function, in float32, for the CPU and the GPU. The source may use arithmetic,
-comparisons, `min`, `max`, `abs`, conditional expressions, numbers of its module, and `exp`, `log`, `power` and `sqrt`
-of `neuraxis.network.arithmetic`, which give the same bits on every machine. `neuraxis.network.model_language` checks
+comparisons, `min`, `max`, `abs`, conditional expressions, numbers of its module, and `exp`, `expm1`, `exprel`, `log`,
+`log1p`, `power`, `sin`, `cos`, `sqrt` and `tanh` of `neuraxis.network.arithmetic`, which give the same bits on every
+machine. `neuraxis.network.model_language` checks
 it when the model is defined; docs/engine.md lists what each operator and function does. `constants` runs once, on the
 host, in float64, and should take `exp` from the same module.
 """
