@@ -23,8 +23,8 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 
 from neuraxis.errors import InvalidArgument
+from neuraxis.network.inlining import always_returns
 from neuraxis.network.model_language import FLOAT_FUNCTIONS
-from neuraxis.network.neuron_model import always_returns
 
 __all__ = ["Translated", "translate"]
 
