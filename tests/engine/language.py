@@ -21,7 +21,7 @@ from neuraxis.engine.cuda.program import model_source
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.neuron_model import NeuronModel, lower_model
 from tests.engine.cuda.twin import TwinDevice
-from tests.engine.test_arithmetic import exp_of, log_of
+from tests.engine.test_arithmetic import FUNCTIONS, exp_of, log_of
 
 Array = np.ndarray[Any, Any]
 
@@ -50,6 +50,7 @@ LITERALS = ["0", "1", "-1", "2", "3", "7", "-5", "40", "0.0", "-0.0", "0.5", "-2
             "TWO", "HALF"]  # fmt: skip
 
 
+_OF_FLOAT: dict[str, Any] = {"exp": exp_of, "log": log_of, "sqrt": np.sqrt, **FUNCTIONS}
 EXPONENTS = ["0", "1", "2", "3", "4", "5", "-1", "0.5", "2.0", "TWO"]
 
 
@@ -64,7 +65,7 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("({} {} {} {} {})".format, inner, st.sampled_from(signs), inner, st.sampled_from(signs), inner),
         st.builds("({} if {} else {})".format, inner, inner, inner),
         st.builds("{}({}, {})".format, st.sampled_from(["min", "max", "power"]), inner, inner),
-        st.builds("{}({})".format, st.sampled_from(["abs", "exp", "log", "sqrt", "int", "float", "bool"]), inner),
+        st.builds("{}({})".format, st.sampled_from(["abs", "int", "float", "bool", *_OF_FLOAT]), inner),
     )  # fmt: skip
 
 
@@ -90,7 +91,8 @@ def model_of(sources: Sequence[str], whole: bool) -> NeuronModel:
 
 def is_accepted(source: str) -> bool:
     try:
-        lower_model(model_of([source], whole=False), PARAMETERS)
+        for whole in (False, True):  # a literal may be too large for a whole number
+            lower_model(model_of([source], whole), PARAMETERS)
     except InvalidArgument:
         return False
     return True
@@ -230,9 +232,8 @@ def _called(name: str, values: list[Any]) -> Any:
         return found
     if name == "power":
         return _power(*(_single(one) for one in values))
-    if name in ("exp", "log", "sqrt"):
-        single = np.ascontiguousarray(np.broadcast_to(_single(values[0]), BLOCK))
-        return {"exp": exp_of, "log": log_of, "sqrt": np.sqrt}[name](single)
+    if name in _OF_FLOAT:
+        return _OF_FLOAT[name](np.ascontiguousarray(np.broadcast_to(_single(values[0]), BLOCK)))
     (value,) = values
     if name == "bool":
         return _truth(value)

@@ -1,4 +1,4 @@
-"""exp, log, power and sqrt: the kernels' float32 against float64, the host's decimal against exact digits."""
+"""Mathematical functions: the kernels' float32 against float64, the host's decimal against exact digits."""
 
 from __future__ import annotations
 
@@ -59,6 +59,28 @@ def sqrt_of(x: Array) -> Array:
     for i in range(len(x)):
         out[i] = kernels.sqrt(x[i])
     return out
+
+
+def of_each(function: Any) -> Callable[[Array], Array]:
+    @njit
+    def of(x: Array) -> Array:
+        out = np.empty_like(x)
+        for i in range(len(x)):
+            out[i] = function(x[i])
+        return out
+
+    return of  # type: ignore[no-any-return]
+
+
+FUNCTIONS = {name: of_each(getattr(kernels, name)) for name in ("cos", "expm1", "exprel", "log1p", "sin", "tanh")}
+MOST_ULPS = {"cos": 0.501, "expm1": 2.0, "exprel": 2.5, "log1p": 2.0, "sin": 0.501, "tanh": 3.0}  # documented
+
+
+def exact(name: str, x: Array) -> Array:
+    """Return a function in float64, with the value of exprel at 0."""
+    if name != "exprel":
+        return getattr(np, name)(x)  # type: ignore[no-any-return]
+    return np.where(x == 0, 1.0, np.expm1(x) / np.where(x == 0, 1.0, x))
 
 
 def ulps(found: Array, exact: Array) -> Array:
@@ -183,8 +205,45 @@ def test_sqrt_is_correctly_rounded() -> None:
     assert np.array_equal(sqrt_of(x), np.sqrt(x.astype(np.float64)).astype(np.float32))
 
 
+@pytest.mark.parametrize(("low", "high"), [(-88.0, 88.0), (-1.0, 1.0), (-1e-3, 1e-3), (-1e-7, 1e-7), (-1e9, 1e9)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_error_of_a_function_is_below_the_documented_one(name: str, low: float, high: float) -> None:
+    x = spread(low, high)
+    x = x[x > -1.0] if name == "log1p" else x[x < 88.7] if name in ("expm1", "exprel") else x
+    assert ulps(FUNCTIONS[name](x), exact(name, x.astype(np.float64))).max() < MOST_ULPS[name]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values_are_those_of_numpy(name: str) -> None:
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1.0, -2.0, 1e-40, -1e-40, -100.0, 2.0**30], np.float32)
+    with np.errstate(all="ignore"):
+        wanted = exact(name, x.astype(np.float64)).astype(np.float32)
+    if name == "exprel":
+        wanted[2] = np.inf  # its limit
+    found = FUNCTIONS[name](x)
+    same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | np.isnan(found) & np.isnan(wanted)
+    assert same.all(), (x[~same], found[~same], wanted[~same])
+
+
+def test_what_functions_return_beyond_their_range() -> None:
+    huge = np.array([89.0, 2.0**30 + 128, -3e38], np.float32)
+    assert FUNCTIONS["exprel"](huge)[0] == np.inf
+    assert FUNCTIONS["expm1"](huge).tolist() == [np.inf, np.inf, -1.0]
+    assert np.isnan(FUNCTIONS["sin"](huge)[1:]).all()
+    assert np.isnan(FUNCTIONS["cos"](huge)[1:]).all()
+
+
+def test_sine_and_cosine_lie_on_the_circle() -> None:
+    x = spread(-1e6, 1e6)
+    one = FUNCTIONS["sin"](x).astype(np.float64) ** 2 + FUNCTIONS["cos"](x).astype(np.float64) ** 2
+    assert np.abs(one - 1).max() < 1e-7
+
+
 def test_vectorised_and_single_calls_give_the_same_bits() -> None:
     x = spread(-30.0, 30.0, 1037)
+    for function in FUNCTIONS.values():
+        single = np.array([function(x[i : i + 1])[0] for i in range(len(x))])
+        assert np.array_equal(function(x).view(np.uint32), single.view(np.uint32)) or np.isnan(single).any()
     assert exp_of(x).tolist() == [float(exp_of(x[i : i + 1])[0]) for i in range(len(x))]
     y = np.abs(x) + np.float32(1e-3)
     assert log_of(y).tolist() == [float(log_of(y[i : i + 1])[0]) for i in range(len(y))]
@@ -221,6 +280,23 @@ def test_the_hosts_power_and_square_root() -> None:
             host.power(x, y)
     assert host.sqrt(2.0) == math.sqrt(2.0)
     assert host.exp(-1e9) == 0.0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_hosts_other_functions_are_those_of_the_c_library(name: str) -> None:
+    """Which are correctly rounded in nearly all cases, and off by one unit at most in these."""
+    for x in (0.0, 1e-300, -1e-20, 1e-5, 9e-4, 1e-3, 0.5, -0.5, 0.99, 3.0, 20.0, -30.0, 100.0, 700.0, 1e6, 2.0**30):
+        if (name == "log1p" and x <= -1) or (name in ("expm1", "exprel") and x > 700):
+            continue
+        assert getattr(host, name)(x) == pytest.approx(float(exact(name, np.float64(x))), rel=3e-16, abs=0)
+    assert host.expm1(-1e9) == -1.0
+    assert host.tanh(1e9) == 1.0
+
+
+def test_the_hosts_functions_refuse_values_that_they_have_no_number_for() -> None:
+    for function, x in ((host.log1p, -1.0), (host.sin, 2.0**31), (host.cos, math.inf), (host.cos, math.nan)):
+        with pytest.raises(InvalidArgument, match="is expected"):
+            function(x)
 
 
 @pytest.mark.parametrize("x", [0.0, -1.0, math.nan])

@@ -53,15 +53,16 @@ def compiled(function: Function) -> Function:
         return cast(Function, njit(cache=usable, nogil=True)(function))
 
 
-def inner_function(function: Any = None, *, error_model: str = "python") -> Any:
+def inner_function(function: Any = None, *, error_model: str = "python", inline: bool = False) -> Any:
     """Compile a function that only compiled functions call, without wrappers for callers in Python and in C.
 
     Making these wrappers takes Numba a quarter of the time. A call from Python raises TypeError: call the `py_func` of
-    the function there. `error_model` is Numba's.
+    the function there. `error_model` is Numba's; `inline` makes LLVM inline every call, whatever the size.
     """
     if function is None:
-        return partial(inner_function, error_model=error_model)
-    dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model=error_model)(function)
+        return partial(inner_function, error_model=error_model, inline=inline)
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": error_model, "forceinline": inline}
+    dispatcher = njit(**options)(function)
     if isinstance(dispatcher, CPUDispatcher):  # a plain function with NUMBA_DISABLE_JIT
         dispatcher.__class__ = _InnerDispatcher
     return dispatcher
@@ -75,9 +76,12 @@ class _InnerDispatcher(CPUDispatcher):  # type: ignore[misc]
 
 
 def compiled_c_function(signature: Any, function: Any) -> Any:
-    """Compile a function now for a signature; the result has the `address` of a C function."""
+    """Compile a function now for a signature; the result has the `address` of a C function.
+
+    Division by zero gives infinity, as in NumPy.
+    """
     with _our_cache() as usable:
-        return cfunc(signature, cache=usable)(function)
+        return cfunc(signature, cache=usable, error_model="numpy")(function)
 
 
 def cache_path(function: Any) -> str:

@@ -1,9 +1,10 @@
 """Functions and operators of neuron models with the same bits on every machine.
 
 Each is a few additions, multiplications and divisions in a fixed order, which Numba does not contract into fused ones.
-`exp` and `log` are float32 without branches, so that loops around them vectorise; `power` computes in float64 and
-rounds once. The only function of the C library is `fmod`, whose result is exact by definition. Infinities, NaN, signed
-zeros and denormal numbers behave as in NumPy. docs/engine.md states the errors; tests compare with float64.
+`exp`, `log` and the functions made of them are float32 without branches, so that loops around them vectorise; `power`,
+`sin` and `cos` compute in float64 and round once. The only function of the C library is `fmod`, whose result is exact
+by definition. Infinities, NaN, signed zeros and denormal numbers behave as in NumPy. docs/reference/model-language.md
+states the errors; tests compare with float64.
 
 engine/cuda/kernels/portable.cuh has the same operations in C++ for GPUs.
 """
@@ -20,18 +21,24 @@ from numba.extending import register_jitable
 from neuraxis.compiled.atomics import bits_to_float32, float32_to_bits
 
 __all__ = [
+    "cos",
     "exp",
+    "expm1",
+    "exprel",
     "floor_divide",
     "floor_divide_int",
     "int_power",
     "log",
+    "log1p",
     "power",
     "power_of_positive",
     "remainder",
     "remainder_int",
     "shift_left",
     "shift_right",
+    "sin",
     "sqrt",
+    "tanh",
     "to_int32",
     "to_int64",
 ]
@@ -58,6 +65,8 @@ _L0, _L1, _L2 = _f(7.0376836292e-2), _f(-1.1514610310e-1), _f(1.1676998740e-1)
 _L3, _L4, _L5 = _f(-1.2420140846e-1), _f(1.4249322787e-1), _f(-1.6668057665e-1)
 _L6, _L7, _L8 = _f(2.0000714765e-1), _f(-2.4999993993e-1), _f(3.3333331174e-1)
 _SMALLEST = _f(1.17549435e-38)
+_TINY = _f(1e-30)
+_TWO = _f(2.0)
 _TWO_TO_23 = _f(8388608.0)
 _INFINITY = _f(np.inf)
 _NAN = _f(np.nan)
@@ -75,11 +84,22 @@ _LOWEST_LOG2 = -160.0  # 2^-160 rounds to 0 in float32
 _HIGHEST_LOG2 = 130.0  # 2^130 to infinity
 _LARGEST_PRODUCT = _f(15.0)
 
+# For `sin` and `cos`, in float64. pi / 2 in three parts: the first two have 22 bits, so that their products with whole
+# numbers up to 2^31 are exact. Taylor series for |r| <= pi / 4: the first terms left out are below 2^-40 of the sum.
+_INVERSE_HALF_PI = 0.6366197723675814
+_HALF_PI_0, _HALF_PI_1, _HALF_PI_2 = 1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14
+_S1, _S2, _S3, _S4, _S5, _S6 = ((-1) ** k / math.factorial(2 * k + 1) for k in range(1, 7))
+_C1, _C2, _C3, _C4, _C5, _C6 = ((-1) ** k / math.factorial(2 * k) for k in range(1, 7))
+_LARGEST_ANGLE = _f(2.0**30)
+
 _LOWEST_INT32 = _i(-(2**31))
 _LOWEST_INT64 = _l(-(2**63))
 
+# A call in the loop over neurons prevents its vectorisation, and LLVM alone inlines only the first few.
+_inlined = njit(error_model="numpy", forceinline=True)
 
-@njit
+
+@_inlined
 def exp(x: Any) -> Any:
     """Return e^x for float32; 0 from -103.98 on downwards, infinity above 88.72."""
     clipped = min(max(_LOWEST, x), _HIGHEST)  # in this order NaN becomes a number, which can be converted
@@ -95,7 +115,7 @@ def exp(x: Any) -> Any:
     return x if x != x else (p * low) * high
 
 
-@njit
+@_inlined
 def log(x: Any) -> Any:
     """Return the natural logarithm of a float32: minus infinity for 0, NaN below."""
     denormal = x < _SMALLEST
@@ -117,13 +137,83 @@ def log(x: Any) -> Any:
     return found if x >= _f(0.0) else _NAN
 
 
-@njit
+@_inlined
+def expm1(x: Any) -> Any:
+    """Return e^x - 1 for float32, also where e^x is close to 1; infinity above 88.72."""
+    clipped = min(max(_f(-30.0), x), _HIGHEST)
+    n = (clipped * _INVERSE_LN2 + _ROUNDER) - _ROUNDER
+    r = (clipped - n * _LN2_HIGH) - n * _LN2_LOW
+    p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
+    q = p * (r * r) + r
+    # 2^n (q + 1) - 1, with half of 2^n: n goes up to 128.
+    half = bits_to_float32(_u((_i(n) + _i(126)) << _i(23)))
+    found = (half * q + (half - _HALF)) * _TWO
+    return x if x != x or abs(x) < _TINY else found
+
+
+@_inlined
+def exprel(x: Any) -> Any:
+    """Return (e^x - 1) / x for float32, 1 at 0; infinity above 88.72."""
+    small = abs(x) < _TINY
+    found = expm1(x) / (_ONE if small else x)
+    found = _ONE if small else found
+    return x if x == _INFINITY else found
+
+
+@_inlined
+def log1p(x: Any) -> Any:
+    """Return log(1 + x) for float32, also where x is close to 0: minus infinity for -1, NaN below."""
+    u = _ONE + x
+    lost = x - (u - _ONE)  # by the rounding of u
+    found = log(u) + lost / u
+    found = log(u) if u == _f(0.0) or x == _INFINITY else found
+    return x if abs(x) < _TINY else found
+
+
+@_inlined
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangent of a float32."""
+    size = min(_f(10.0), abs(x))  # tanh(10) rounds to 1; in this order NaN becomes a number
+    t = expm1(size + size)
+    found = np.copysign(t / (t + _TWO), x)
+    return x if x != x or abs(x) < _TINY else found
+
+
+@_inlined
+def _turned(x: Any, quarters: Any) -> Any:
+    """Return the sine of x + quarters pi / 2 for float32; NaN where |x| exceeds 2^30."""
+    inside = abs(x) <= _LARGEST_ANGLE
+    wide = _d(x if inside else _f(0.0))
+    n = (wide * _INVERSE_HALF_PI + _ROUNDER_64) - _ROUNDER_64
+    r = ((wide - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
+    s = r * r
+    sine = r + (r * s) * (((((_S6 * s + _S5) * s + _S4) * s + _S3) * s + _S2) * s + _S1)
+    cosine = 1.0 + s * (((((_C6 * s + _C5) * s + _C4) * s + _C3) * s + _C2) * s + _C1)
+    quarter = _i(n) + quarters
+    found = cosine if quarter & _i(1) else sine
+    found = -found if quarter & _i(2) else found
+    return _f(found) if inside else _NAN
+
+
+@_inlined
+def sin(x: Any) -> Any:
+    """Return the sine of a float32 in radians; NaN where |x| exceeds 2^30, where neighbours are 64 apart."""
+    return x if abs(x) < _TINY else _turned(x, _i(0))
+
+
+@_inlined
+def cos(x: Any) -> Any:
+    """Return the cosine of a float32 in radians; NaN where |x| exceeds 2^30, where neighbours are 64 apart."""
+    return _turned(x, _i(1))
+
+
+@_inlined
 def power_of_positive(x: Any, y: Any) -> Any:
     """Return x^y for float32 x >= 0 and y > 0, computed in float32: faster and less exact than `power`."""
     return exp(y * log(x)) if x > _f(0.0) else _f(0.0)
 
 
-@njit(error_model="numpy")
+@_inlined
 def power(x: Any, y: Any) -> Any:
     """Return x^y for float32, with the special values of NumPy (those of IEEE 754's pow).
 
@@ -189,7 +279,7 @@ def sqrt(x: Any) -> Any:
     return np.sqrt(x)
 
 
-@njit(error_model="numpy")
+@_inlined
 def floor_divide(a: Any, b: Any) -> Any:
     """Return a // b of two float32 or two float64 as NumPy does, from the exact remainder."""
     rest = np.fmod(a, b)
@@ -204,7 +294,7 @@ def floor_divide(a: Any, b: Any) -> Any:
     return a / b if b == 0 else found
 
 
-@njit(error_model="numpy")
+@_inlined
 def remainder(a: Any, b: Any) -> Any:
     """Return a % b of two float32 or two float64 with the sign of b, as NumPy does."""
     rest = np.fmod(a, b)
@@ -215,7 +305,7 @@ def remainder(a: Any, b: Any) -> Any:
     return rest + b if (b < 0) != (rest < 0) else rest
 
 
-@njit(error_model="numpy")
+@_inlined
 def floor_divide_int(a: Any, b: Any) -> Any:
     """Return a // b of two int64; 0 for b = 0, as in NumPy."""
     if b == 0:
@@ -225,7 +315,7 @@ def floor_divide_int(a: Any, b: Any) -> Any:
     return _l(a // b)
 
 
-@njit(error_model="numpy")
+@_inlined
 def remainder_int(a: Any, b: Any) -> Any:
     """Return a % b of two int64; 0 for b = 0, as in NumPy."""
     if b == 0 or b == -1:
@@ -233,7 +323,7 @@ def remainder_int(a: Any, b: Any) -> Any:
     return _l(a % b)
 
 
-@njit
+@_inlined
 def int_power(a: Any, n: Any) -> Any:
     """Return a^n of an int64 for n >= 0; it wraps around, as in NumPy."""
     found, factor = _l(1), _l(a)
@@ -245,25 +335,25 @@ def int_power(a: Any, n: Any) -> Any:
     return found
 
 
-@njit
+@_inlined
 def shift_left(a: Any, n: Any) -> Any:
     """Return a << n of two int64; 0 where n is not within 0 to 63, as in NumPy."""
     return a << n if 0 <= n < 64 else _l(0)
 
 
-@njit
+@_inlined
 def shift_right(a: Any, n: Any) -> Any:
     """Return a >> n of two int64; all sign where n is not within 0 to 63, as in NumPy."""
     return a >> (n if 0 <= n < 64 else _l(63))
 
 
-@njit
+@_inlined
 def to_int32(x: Any) -> Any:
     """Truncate a float to int32; the lowest int32 if it is out of range or NaN."""
     return _i(x) if x > -2147483649.0 and x < 2147483648.0 else _LOWEST_INT32
 
 
-@njit
+@_inlined
 def to_int64(x: Any) -> Any:
     """Truncate a float to int64; the lowest int64 if it is out of range or NaN."""
     return _l(x) if x >= -9223372036854775808.0 and x < 9223372036854775808.0 else _LOWEST_INT64

@@ -12,6 +12,7 @@ Numba compiles it once on a machine, for all networks that use the model.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import importlib.util
 import os
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 BLOCK = 1024
+_MOST_UNROLLED = 400  # statements
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
 
 _ADDRESS = types.int64
@@ -55,8 +57,7 @@ _HEADER = """\
 import numpy as np
 
 from neuraxis.compiled import inner_function
-from neuraxis.engine.arithmetic import exp, floor_divide, floor_divide_int, int_power, log, power, remainder
-from neuraxis.engine.arithmetic import remainder_int, shift_left, shift_right, sqrt, to_int32, to_int64
+from neuraxis.engine.arithmetic import *
 from neuraxis.engine.codegen import widest_vectors
 from neuraxis.engine.memory import f32, i32, u8, u32
 
@@ -157,12 +158,13 @@ def typed_function(model: NeuronModel, constants: Mapping[str, float | int]) -> 
 def _update_source(
     model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int], extra: tuple[int, ...]
 ) -> str:
-    lines = [_HEADER]
     rows = len(model.receptors) + len(extra)
-    function = typed_function(model, constants)
-    function.name = "advance_neuron"
-    # Division by zero gives infinity, as in NumPy: checks would prevent vectorisation.
-    lines += ["", "", '@inner_function(error_model="numpy")', ast.unparse(function), "", ""]
+    function = unrolled(typed_function(model, constants))
+    results = [f"new_{name}" for name in layout.states]
+    lines = [_HEADER, ""]
+    if len(_returns(function)) > 1:
+        function.name = "advance_neuron"
+        lines += ["", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
     lines += [
         "def update(block, accumulators, flags, n, constants, current_pa):",
         "    widest_vectors()",
@@ -193,8 +195,10 @@ def _update_source(
     if model.takes_uniform and layout.stream is not None:
         body += _draw(layout.stream * BLOCK)
         given["uniform"] = "random"
-    results = [f"new_{name}" for name in layout.states]
-    body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
+    if len(_returns(function)) > 1:
+        body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
+    else:
+        body += _in_place(function, given, ["spike", *results])
     body += [f"A[{r * BLOCK} + k] = _i(0)" for r in range(rows)]
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
         if integer:
@@ -206,6 +210,66 @@ def _update_source(
     body.append("G[k] = np.uint8(spike)")
     lines += ["        " + line for line in body]
     return "\n".join(lines) + "\n"
+
+
+def _returns(function: ast.FunctionDef) -> list[ast.Return]:
+    return [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+
+
+def _in_place(function: ast.FunctionDef, given: Mapping[str, str], results: list[str]) -> list[str]:
+    """Return the statements of a function with one return, for use in place of a call.
+
+    A function that is called has to be compiled alone as well, which doubles the time of compilation.
+    """
+    own = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    own |= {argument.arg for argument in function.args.args}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in own:
+            node.id = f"m_{node.id}"
+    *body, last = function.body
+    assert isinstance(last, ast.Return)
+    assert isinstance(last.value, ast.Tuple)
+    lines = [f"m_{argument.arg} = {given[argument.arg]}" for argument in function.args.args]
+    for statement in body:
+        lines += ast.unparse(statement).splitlines()
+    return lines + [f"{name} = {ast.unparse(value)}" for name, value in zip(results, last.value.elts, strict=True)]
+
+
+def unrolled(function: ast.FunctionDef) -> ast.FunctionDef:
+    """Return a lowered function with short loops over constant ranges written out.
+
+    LLVM vectorises innermost loops only. The loop over neurons is one if the function contains no loop itself.
+    """
+    return ast.fix_missing_locations(_Unroll().visit(function))
+
+
+class _Unroll(ast.NodeTransformer):
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)  # inner loops first: the size of this one counts what they became
+        assert isinstance(node.iter, ast.Call)
+        bounds = [value for bound in node.iter.args if (value := _constant(bound)) is not None]
+        leaves_early = any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+        if len(bounds) < len(node.iter.args) or leaves_early:
+            return node
+        turns = range(*bounds)
+        statements = sum(isinstance(each, ast.stmt) for each in ast.walk(node)) - 1
+        if not turns or len(turns) * statements > _MOST_UNROLLED:
+            return node
+        made: list[ast.stmt] = []
+        for turn in turns:
+            number = ast.Call(ast.Name("_i", ast.Load()), [ast.Constant(turn)], [])
+            made.append(ast.Assign([copy.deepcopy(node.target)], number))
+            made += copy.deepcopy(node.body)
+        return made
+
+
+def _constant(node: ast.expr) -> int | None:
+    """Return the value of a lowered whole number, as `_i(8)`; None if it is something else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_i":
+        (value,) = node.args
+        if isinstance(value, ast.Constant) and isinstance(value.value, int):
+            return value.value
+    return None
 
 
 def _poisson_source(usual: int, thresholds: int) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["BOOL", "DOUBLE", "FLOAT", "FUNCTIONS", "INT", "lower_function", "rounded"]
+__all__ = ["BOOL", "DOUBLE", "FLOAT", "FLOAT_FUNCTIONS", "FUNCTIONS", "INT", "lower_function", "rounded"]
 
 Number = float | int
 
@@ -35,7 +35,8 @@ Number = float | int
 BOOL, INT, FLOAT, DOUBLE = "a truth value", "a whole number", "float32", "float64"
 
 # The functions that a model may call.
-FUNCTIONS = frozenset({"abs", "bool", "exp", "float", "int", "log", "max", "min", "power", "range", "sqrt"})
+FLOAT_FUNCTIONS = ("cos", "exp", "expm1", "exprel", "log", "log1p", "power", "sin", "sqrt", "tanh")  # of float32
+FUNCTIONS = frozenset({"abs", "bool", "float", "int", "max", "min", "range", *FLOAT_FUNCTIONS})
 
 _LOWEST_INT32, _HIGHEST_INT32 = -(2**31), 2**31 - 1
 _MOST_PASSES = 8  # over a loop, until the kinds of its variables are stable; two or three are enough
@@ -503,7 +504,7 @@ class _Lowering:
             if kind == BOOL:
                 nodes, kind = [_call("_l", one) for one in nodes], INT
             return _Value(ast.Call(ast.Name(name, ast.Load()), nodes, []), kind)
-        if name in ("exp", "log", "sqrt", "power"):
+        if name in FLOAT_FUNCTIONS:
             arguments = [self._as_float(one, value) for one, value in zip(node.args, found, strict=True)]
             return _Value(_call(name, *arguments), FLOAT)
         (value,) = found

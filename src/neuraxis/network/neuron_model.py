@@ -13,10 +13,11 @@ The function is the whole model. The engine recognises its arguments by name:
 It returns a bool (the neuron spikes), then all states in the order of `states`. See `neuron_model` for an example.
 
 The engine compiles the *source* of the function, in float32, for the CPU and the GPU. The source may use arithmetic,
-comparisons, `min`, `max`, `abs`, conditional expressions, numbers of its module, and `exp`, `log`, `power` and `sqrt`
-of `neuraxis.network.arithmetic`, which give the same bits on every machine. `neuraxis.network.model_language` checks
-it when the model is defined; docs/engine.md lists what each operator and function does. `constants` runs once, on the
-host, in float64, and should take `exp` from the same module.
+comparisons, `min`, `max`, `abs`, conditional expressions, numbers of its module or of an enclosing function, functions
+of your own (see `neuraxis.network.inlining`), and `exp`, `expm1`, `exprel`, `log`, `log1p`, `power`, `sin`, `cos`,
+`sqrt` and `tanh` of `neuraxis.network.arithmetic`, which give the same bits on every machine.
+`neuraxis.network.model_language` checks it when the model is defined; docs/reference/model-language.md lists what each
+operator and function does. `constants` runs once, on the host, in float64, and should take `exp` from the same module.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neuraxis.arguments import frozen, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.inlining import always_returns, inline_functions, parse_function, value_of
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 
-__all__ = ["NeuronModel", "always_returns", "lower_model", "neuron_model"]
+__all__ = ["NeuronModel", "lower_model", "neuron_model"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
@@ -286,7 +287,7 @@ def neuron_model(
 
     def make(function: Callable[..., Any]) -> NeuronModel:
         name = function.__name__
-        tree = _parse(function)
+        tree = inline_functions(name, parse_function(function), function)
         arguments = tuple(argument.arg for argument in tree.args.args)
         for kind, names in (("state", states), ("receptor", receptors), ("signal", signals or {})):
             for one in names:
@@ -343,16 +344,6 @@ def _usual_values(model: NeuronModel) -> dict[str, Number]:
         except Exception:  # a user's function that fails for the defaults fails again where the model is used
             pass
     return values
-
-
-def always_returns(body: list[ast.stmt]) -> bool:
-    """Return True if every path through these statements ends in a `return`."""
-    if not body:
-        return False
-    last = body[-1]
-    return isinstance(last, ast.Return) or (
-        isinstance(last, ast.If) and always_returns(last.body) and always_returns(last.orelse)
-    )
 
 
 def _help_text(model: NeuronModel) -> str:
@@ -412,38 +403,18 @@ def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number
         raise InvalidArgument(f"{name}: the function returns nothing; return (spike, {', '.join(states)})")
 
 
-def _parse(function: Callable[..., Any]) -> ast.FunctionDef:
-    """Parse the function's source and remove decorators, annotations and docstring."""
-    try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise InvalidArgument(
-            f"{function.__name__}: the source of the function cannot be found. Define it in a file."
-        ) from error
-    tree = ast.parse(text).body[0]
-    if not isinstance(tree, ast.FunctionDef):
-        raise InvalidType(f"{function.__name__}: a model must be a plain function, written with def")
-    tree.decorator_list = []
-    tree.returns = None
-    for argument in tree.args.args:
-        argument.annotation = None
-    if tree.body and isinstance(tree.body[0], ast.Expr) and isinstance(tree.body[0].value, ast.Constant):
-        tree.body = tree.body[1:]
-    return tree
-
-
 def _globals_used(name: str, tree: ast.FunctionDef, function: Callable[..., Any]) -> dict[str, Number]:
-    """Return the numbers of the module that the function reads; raise for any other global name."""
+    """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
     loaded = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {argument.arg for argument in tree.args.args}
     used: dict[str, Number] = {}
     for other in sorted(loaded - own - FUNCTIONS):
-        value = plain(function.__globals__.get(other))
+        value = plain(value_of(other, function))
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(
-                f"{name}: uses {other!r}; a model's function can use its arguments, numbers of its module and "
-                f"{', '.join(sorted(FUNCTIONS))}"
+                f"{name}: uses {other!r}; a model's function can use its arguments, numbers of its module or of an "
+                f"enclosing function, your own functions that are defined with def, and {', '.join(sorted(FUNCTIONS))}"
             )
         _check_number(f"{name}: {other}", value)
         used[other] = value

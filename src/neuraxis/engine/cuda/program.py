@@ -48,6 +48,7 @@ _ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float curre
 _ARITHMETIC = {
     "E_LN2_LOW": "_LN2_LOW",
     "E_SQRT_HALF": "_SQRT_HALF",
+    "E_TINY": "_TINY",
     **{f"E_E{i}": f"_E{i}" for i in range(6)},
     **{f"E_L{i}": f"_L{i}" for i in range(9)},
 }
@@ -56,6 +57,9 @@ _ARITHMETIC_64 = {
     "E_LN2_64": "_LN2",
     **{f"E_A{i}": f"_A{i}" for i in range(11)},
     **{f"E_T{i}": f"_T{i}" for i in range(14)},
+    "E_INVERSE_HALF_PI": "_INVERSE_HALF_PI",
+    **{f"E_HALF_PI_{i}": f"_HALF_PI_{i}" for i in range(3)},
+    **{f"E_{name}{i}": f"_{name}{i}" for name in "SC" for i in range(1, 7)},
 }
 
 

@@ -23,7 +23,8 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.neuron_model import always_returns
+from neuraxis.network.inlining import always_returns
+from neuraxis.network.model_language import FLOAT_FUNCTIONS
 
 __all__ = ["Translated", "translate"]
 
@@ -55,7 +56,7 @@ _COMPARE: dict[type, tuple[Any, str]] = {
 }
 _CASTS = {"_f": types.float32, "_d": types.float64, "_i": types.int32, "_l": types.int64}
 # Functions of engine/arithmetic.py and their names in C++, by the types that they take.
-_FLOAT_FUNCTIONS = {"exp": "exp_f", "log": "log_f", "power": "power_f", "sqrt": "sqrt_f"}
+_FLOAT_FUNCTIONS = {name: f"{name}_f" for name in FLOAT_FUNCTIONS}
 _FUNCTIONS_OF_EITHER_FLOAT = {"floor_divide": "floor_divided", "remainder": "floor_remainder"}
 _INTEGER_FUNCTIONS = {
     "floor_divide_int": "floor_divided_int",
@@ -127,7 +128,7 @@ class _Translation:
     def _refuse(self, node: ast.AST, what: str) -> InvalidArgument:
         return InvalidArgument(
             f"{self._model}: {what} in `{ast.unparse(node)}` cannot be translated for a GPU. Use arithmetic, "
-            "comparisons, conditional expressions, if, for over a range, min, max, abs, exp, log, power and sqrt; "
+            f"comparisons, conditional expressions, if, for over a range, min, max, abs, {', '.join(FLOAT_FUNCTIONS)}; "
             "while, break and continue work on CPUs only."
         )
 

@@ -173,6 +173,58 @@ __device__ inline float log_f(float x)
     return x >= 0.0f ? found : nan_f();
 }
 
+__device__ inline float expm1_f(float x)
+{
+    float clipped = min_of<float>(max_of<float>(-30.0f, x), 89.0f);
+    float n = (clipped * bits_to_f(0x3fb8aa3bu) + 12582912.0f) - 12582912.0f;
+    float r = (clipped - n * 0.693359375f) - n * E_LN2_LOW;
+    float p = ((((E_E0 * r + E_E1) * r + E_E2) * r + E_E3) * r + E_E4) * r + E_E5;
+    float q = p * (r * r) + r;
+    float half = bits_to_f((u32)(((int)n + 126) << 23));
+    float found = (half * q + (half - 0.5f)) * 2.0f;
+    return x != x || fabsf(x) < E_TINY ? x : found;
+}
+
+__device__ inline float exprel_f(float x)
+{
+    bool small = fabsf(x) < E_TINY;
+    float found = expm1_f(x) / (small ? 1.0f : x);
+    found = small ? 1.0f : found;
+    return x == infinity_f() ? x : found;
+}
+
+__device__ inline float log1p_f(float x)
+{
+    float u = 1.0f + x, lost = x - (u - 1.0f);
+    float found = log_f(u) + lost / u;
+    found = u == 0.0f || x == infinity_f() ? log_f(u) : found;
+    return fabsf(x) < E_TINY ? x : found;
+}
+
+__device__ inline float tanh_f(float x)
+{
+    float size = min_of<float>(10.0f, fabsf(x)), t = expm1_f(size + size);
+    float found = copysignf(t / (t + 2.0f), x);
+    return x != x || fabsf(x) < E_TINY ? x : found;
+}
+
+__device__ inline float turned_f(float x, int quarters)
+{
+    bool inside = fabsf(x) <= 1073741824.0f;
+    double wide = (double)(inside ? x : 0.0f);
+    double n = (wide * E_INVERSE_HALF_PI + 6755399441055744.0) - 6755399441055744.0;
+    double r = ((wide - n * E_HALF_PI_0) - n * E_HALF_PI_1) - n * E_HALF_PI_2, s = r * r;
+    double sine = r + (r * s) * (((((E_S6 * s + E_S5) * s + E_S4) * s + E_S3) * s + E_S2) * s + E_S1);
+    double cosine = 1.0 + s * (((((E_C6 * s + E_C5) * s + E_C4) * s + E_C3) * s + E_C2) * s + E_C1);
+    int quarter = (int)n + quarters;
+    double found = quarter & 1 ? cosine : sine;
+    found = quarter & 2 ? -found : found;
+    return inside ? (float)found : nan_f();
+}
+
+__device__ inline float sin_f(float x) { return fabsf(x) < E_TINY ? x : turned_f(x, 0); }
+__device__ inline float cos_f(float x) { return turned_f(x, 1); }
+
 __device__ inline float power_of_positive_f(float x, float y) { return x > 0.0f ? exp_f(y * log_f(x)) : 0.0f; }
 
 __device__ inline float power_f(float x, float y)
