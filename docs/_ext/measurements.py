@@ -124,7 +124,7 @@ class Benchmark(_Show):
         except (OSError, ValueError) as error:
             raise self.error(str(error)) from None
         source = f"{measured.date:%-d %B %Y}, `{measured.command}`: {measured.hardware}; {measured.versions}."
-        text = " ".join([source, *measured.remarks, f"{{download}}`All figures <benchmarks/{path.name}>`."])
+        text = " ".join([source, *measured.remarks, f"{{download}}`All figures </benchmarks/{path.name}>`."])
         shown = f":::{{div}} benchmark-source\n{text}\n:::"
         return self.parse("\n\n".join([":::{div} benchmark-tables", *tables, ":::", shown]))
 
@@ -174,7 +174,7 @@ class Benchmarks(_Show):
                     ),
                     measured.data["machine"]["cores"],
                     measured.data["machine"].get("neuraxis", ""),
-                    f"{{download}}`JSON <benchmarks/{measured.path.name}>`",
+                    f"{{download}}`JSON </benchmarks/{measured.path.name}>`",
                 ]
                 lines.append(_row(cells))
         except ValueError as error:
