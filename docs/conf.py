@@ -86,7 +86,7 @@ html_theme_options = {
     "github_url": "https://github.com/neuraxis/neuraxis",
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "navbar_align": "left",
     "show_version_warning_banner": True,
     "footer_start": ["copyright"],
