@@ -54,6 +54,7 @@ dist-check: .venv/dev  ## build the sdist and the wheel, and use the wheel in a 
 
 docs: .venv/dev  ## build the documentation into docs/_build/html; every example in it runs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "the slowest first code blocks (docs/_build/first-blocks.txt):"; head -5 docs/_build/first-blocks.txt
 	@echo "docs/_build/html/index.html"
 
 docs-serve: docs  ## build the documentation and serve it on http://127.0.0.1:8000

@@ -187,10 +187,10 @@ def timed(network: Network, discard_ms: float, time_ms: float) -> dict[str, Any]
             "construction s": round(simulation.build_seconds, 2),
             "mean rate Hz": round(run.spikes / network.neuron_count / (time_ms * 1e-3), 2),
             "real-time factor": round(run.run_seconds / (time_ms * 1e-3), 5),
-            "us a step": round(run.run_seconds / steps * 1e6, 2),
+            "µs per step": round(run.run_seconds / steps * 1e6, 2),
             "events a second": f"{run.synaptic_events / run.run_seconds:.3g}",
             # 4 or 8 bytes of each synapse that is felt must come from memory, at the bandwidth that is measured here.
-            "floor of bytes, us a step": round(
+            "floor of bytes, µs per step": round(
                 run.synaptic_events * (4 if network.neuron_count < 100_000 else 8) / bandwidth() / steps * 1e6, 2
             ),
         }
@@ -199,7 +199,7 @@ def timed(network: Network, discard_ms: float, time_ms: float) -> dict[str, Any]
 def one_brunel() -> dict[str, Any]:
     """Measure Brunel's network, also without its drive: a step without spikes is the least latency of small ones."""
     silent = timed(brunel(eta=0.0, seed=1), 200.0, 2000.0)
-    return timed(brunel(seed=1), 200.0, 2000.0) | {"floor of latency, us a step": silent["us a step"]}
+    return timed(brunel(seed=1), 200.0, 2000.0) | {"floor of latency, µs per step": silent["µs per step"]}
 
 
 def one_hpc() -> dict[str, Any]:

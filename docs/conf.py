@@ -31,6 +31,7 @@ extensions = [
     "gallery",
     "measurements",
     "notebook_files",
+    "first_blocks",
 ]
 exclude_patterns = ["_build", "_ext", "_templates", "README.md", "gallery/recorded"]
 templates_path = ["_templates"]
@@ -73,6 +74,11 @@ intersphinx_mapping = (
 linkcheck_anchors = False
 linkcheck_timeout = 20
 
+# Pages that are read elsewhere, such as downloaded notebooks, link to the site.
+html_baseurl = "https://neuraxis.github.io/neuraxis/dev/"
+# All published versions of the site read the list of versions from one address.
+versions = os.environ.get("NEURAXIS_DOCS_VERSIONS", "_static/versions.json")
+
 html_theme = "pydata_sphinx_theme"
 html_title = f"neuraxis {version}"
 html_show_sourcelink = False
@@ -80,12 +86,12 @@ html_theme_options = {
     "github_url": "https://github.com/neuraxis/neuraxis",
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "navbar_align": "left",
     "show_version_warning_banner": True,
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
-    "switcher": {"json_url": "_static/versions.json", "version_match": version},
+    "switcher": {"json_url": versions, "version_match": version},
     "check_switcher": False,
     "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
 }

@@ -66,3 +66,34 @@ def test_a_path_of_a_machine_is_found() -> None:
         assert MACHINE.search(text), text
     for text in ("docs/root/a", "the network/root/a", "https://example.org/home/a", "/tmp/a"):
         assert not MACHINE.search(text), text
+
+
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(?:#[^)\s]*)?\)|(?:src|href)=\"(?!https?:|#)([^\"#]+)")
+ON_GITHUB = re.compile(r"github\.com/neuraxis/neuraxis/(?:blob|tree|raw|edit)/main/([^\s)\"'>#`]+)")
+
+
+def test_links_of_the_readme_resolve() -> None:
+    """Every link of README.md to a file of the project leads to one."""
+    found = [first or second for first, second in LINK.findall((ROOT / "README.md").read_text())]
+    assert len(found) >= 5
+    assert not [target for target in found if not (ROOT / target).exists()]
+
+
+def test_links_to_the_repository_resolve() -> None:
+    """A page of the site links to files of the project by their address on GitHub."""
+    pages = [*DOCS.rglob("*.md"), *DOCS.glob("_ext/*.py"), *ROOT.glob("*.md"), ROOT / "pyproject.toml"]
+    found = {
+        (page.relative_to(ROOT).as_posix(), target.rstrip(".,:;/"))
+        for page in pages
+        if not {"_build", "generated"} & set(page.parts)
+        for target in ON_GITHUB.findall(page.read_text())
+        if "{" not in target
+    }
+    assert len(found) >= 5
+    assert not [one for one in sorted(found) if not (ROOT / one[1]).exists()]
+
+
+def test_links_are_found() -> None:
+    text = '[a](docs/b.md#c) <img src="d.png"> [e](https://x.y/z) ![f](g.png)'
+    assert [first or second for first, second in LINK.findall(text)] == ["docs/b.md", "d.png", "g.png"]
+    assert ON_GITHUB.findall("(https://github.com/neuraxis/neuraxis/blob/main/a/b.py#L3).") == ["a/b.py"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_markdown_of_a_page() -> None:
     site = "https://example.org/docs/"
     assert to_markdown("[a](../b.md#c)", "x/page", site) == "[a](https://example.org/docs/b.html#c)"
     assert to_markdown("[a](b.md)", "x/page", site) == "[a](https://example.org/docs/x/b.html)"
+    assert to_markdown("[](b.md)", "x/page", site, {"x/b": "A title"}) == "[A title](https://example.org/docs/x/b.html)"
+    assert to_markdown("[](b.md)", "x/page") == "b"
+
+
+def test_figures_of_a_page() -> None:
+    name = "collectives-16-cores-2-ranks.json"
+    text = to_markdown(f"{{measured}}`{name}; all_reduce; 4 B; shm µs` µs on {{measured-on}}`{name}`")
+    assert re.fullmatch(r"[\d.]+ µs on 16 cores, \d+ \w+ 20\d\d", text)
 
 
 def test_notebook_of_a_page() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from measurements import FOLDER, Measured, markdown
+import measurements
+from measurements import FOLDER, ROLES, Measured, figure, markdown
 
 TABLE = {"title": "all_reduce", "headings": ["size", "shm µs", "ratio"], "rows": [["4 B", "2.1", "50x"]], "meaning": ""}
 
@@ -40,6 +42,26 @@ def test_a_table_shows_the_columns_that_are_asked_for() -> None:
     assert markdown(TABLE, ["ratio", "size"]).splitlines()[2:] == ["| ratio | size |", "|---:|---:|", "| 50x | 4 B |"]
     with pytest.raises(ValueError, match="no column 'gloo µs', but size"):
         markdown(TABLE, ["gloo µs"])
+
+
+def test_a_sentence_takes_its_figures_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["4 B", "2.1", "50x"], ["1 MB", "1,050", "0.5x"]]
+    data = {"command": "c", "date": "2026-11-17T09:00:00Z", "machine": {"cores": "2 usable of 4"}}
+    data["report"] = {"tables": [{**TABLE, "title": "all_reduce: a sum", "rows": rows}]}
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    monkeypatch.setattr(measurements, "FOLDER", tmp_path)
+    assert figure("a.json; all_reduce; 1 MB; shm µs") == "1,050"
+    assert figure("a.json; all_reduce; 1 MB; shm µs / a.json; all_reduce; 4 B; shm µs") == "500"
+    assert figure("a.json; all_reduce; 4 B; shm µs / a.json; all_reduce; 1 MB; shm µs") == "0.002"
+    assert ROLES["measured-on"]("a.json") == "2 cores, 17 November 2026"
+    for wrong, message in {
+        "a.json; all_reduce; 4 B": "is not 'file; table; row; column'",
+        "a.json; barrier; 4 B; shm µs": "no 'barrier', but all_reduce: a sum",
+        "a.json; all_reduce; 8 B; shm µs": "no '8 B', but 4 B, 1 MB",
+        "a.json; all_reduce; 4 B; gloo µs": "no 'gloo µs', but size, shm µs, ratio",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            figure(wrong)
 
 
 def test_a_busy_machine_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,17 @@ them the date, the machine, the versions and the command. `:columns: size, shm Â
     ```
 
 lists all files with their age on the day of the build.
+
+Two roles put figures into sentences, so that a sentence and its table cannot differ:
+
+    {measured}`mesh.json; Messages; request 64 B; ours p50 Âµs`
+
+inserts a cell: the file, the first words of the table's title, the row by its first cell, and the column. Two cells
+with ` / ` between them give their ratio with two digits.
+
+    {measured-on}`mesh.json`
+
+inserts the number of cores and the date.
 """
 
 from __future__ import annotations
@@ -26,6 +37,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxRole
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 HARDWARE = ("cpu", "cores", "memory", "gpu", "cuda", "kernel")
@@ -68,6 +80,19 @@ class Measured:
         )
 
     @property
+    def circumstances(self) -> str:
+        """Return the number of cores and the date, for a sentence."""
+        return f"{self.data['machine']['cores'].split()[0]} cores, {self.date:%-d %B %Y}"
+
+    def cell(self, title: str, row: str, column: str) -> str:
+        """Return a cell: by the first words of the table's title, the row's first cell, and the column's heading."""
+        tables = self.data["report"]["tables"]
+        titles = [one["title"] for one in tables]
+        table = tables[_place(titles, title, whole=False)]
+        found = table["rows"][_place([one[0] for one in table["rows"]], row)]
+        return str(found[_place(table["headings"], column)])
+
+    @property
     def remarks(self) -> list[str]:
         """Return the note of whoever measured, and a warning if the machine was busy."""
         found = [self.data["note"]] if self.data.get("note") else []
@@ -99,7 +124,7 @@ class Benchmark(_Show):
         except (OSError, ValueError) as error:
             raise self.error(str(error)) from None
         source = f"{measured.date:%-d %B %Y}, `{measured.command}`: {measured.hardware}; {measured.versions}."
-        text = " ".join([source, *measured.remarks, f"{{download}}`All figures <benchmarks/{path.name}>`."])
+        text = " ".join([source, *measured.remarks, f"{{download}}`All figures </benchmarks/{path.name}>`."])
         shown = f":::{{div}} benchmark-source\n{text}\n:::"
         return self.parse("\n\n".join([":::{div} benchmark-tables", *tables, ":::", shown]))
 
@@ -149,12 +174,55 @@ class Benchmarks(_Show):
                     ),
                     measured.data["machine"]["cores"],
                     measured.data["machine"].get("neuraxis", ""),
-                    f"{{download}}`JSON <benchmarks/{measured.path.name}>`",
+                    f"{{download}}`JSON </benchmarks/{measured.path.name}>`",
                 ]
                 lines.append(_row(cells))
         except ValueError as error:
             raise self.error(str(error)) from None
         return self.parse("\n".join(lines))
+
+
+def figure(reference: str) -> str:
+    """Return what the role `measured` inserts: a cell, or the ratio of two."""
+    cells = []
+    for one in reference.split(" / "):
+        parts = [part.strip() for part in one.split(";")]
+        if len(parts) != 4:
+            raise ValueError(f"{one!r} is not 'file; table; row; column'")
+        cells.append(Measured(FOLDER / parts[0]).cell(*parts[1:]))
+    if len(cells) == 1:
+        return cells[0]
+    first, second = (float(cell.replace(",", "").rstrip("x%")) for cell in cells)
+    ratio = first / second
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def circumstances(reference: str) -> str:
+    """Return what the role `measured-on` inserts."""
+    return Measured(FOLDER / reference.strip()).circumstances
+
+
+ROLES = {"measured": figure, "measured-on": circumstances}
+
+
+class Inserted(SphinxRole):
+    """A figure of a file, in a sentence."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        for one in self.text.split(" / "):
+            self.env.note_dependency(str(FOLDER / one.partition(";")[0].strip()))
+        try:
+            return [nodes.Text(ROLES[self.name.lower()](self.text))], []
+        except (OSError, ValueError) as error:
+            message = self.inliner.reporter.error(f"{self.name}: {error}", line=self.lineno)
+            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+
+
+def _place(names: list[str], wanted: str, whole: bool = True) -> int:
+    for place, name in enumerate(names):
+        if name == wanted or (not whole and name.startswith(wanted)):
+            return place
+    raise ValueError(f"there is no {wanted!r}, but {', '.join(names)}")
 
 
 def _row(cells: list[str]) -> str:
@@ -164,4 +232,6 @@ def _row(cells: list[str]) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("benchmark", Benchmark)
     app.add_directive("benchmarks", Benchmarks)
+    for name in ROLES:
+        app.add_role(name, Inserted())
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,8 +17,8 @@ of `shell`:
 - `:timeout: 120`: seconds, 60 unless given.
 - `:lines: 12`: show this many lines of the output at most; `0` shows none.
 
-Outputs are kept in `_build/programs`, under a digest of everything that was run before on the page and of the sources
-of neuraxis, so that a second build runs only what has changed.
+Outputs, and the seconds that they took, are kept in `_build/programs`, under a digest of everything that was run before
+on the page and of the sources of neuraxis, so that a second build runs only what has changed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,15 @@ def page_of(directive: Directive) -> Page:
     return page
 
 
-def run(page: Page, commands: str, expected: int, timeout: float) -> str:
-    """Run commands in the folder of a page; return what they printed."""
+def run(page: Page, commands: str, expected: int, timeout: float) -> dict[str, Any]:
+    """Run commands in the folder of a page; return what they printed, and the seconds."""
+    begun = time.monotonic()
     status, printed = run_command(commands, page.folder, timeout)
     if status is None:
         raise ExtensionError(f"no end within {timeout:g} s:\n{commands}\n{printed}")
     if status != expected:
         raise ExtensionError(f"exit code {status}, expected {expected}:\n{commands}\n{printed}")
-    return printed
+    return {"printed": printed, "seconds": round(time.monotonic() - begun, 2)}
 
 
 class File(Directive):
@@ -96,7 +98,8 @@ class File(Directive):
         language = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}.get(Path(name).suffix, "text")
         block = nodes.literal_block(text, text, language=language)
         caption = nodes.caption("", "", nodes.literal(name, name))
-        return [nodes.container("", caption, block, literal_block=True, classes=["literal-block-wrapper"])]
+        facts: dict[str, Any] = {"literal_block": True, "classes": ["literal-block-wrapper"], "program": "file"}
+        return [nodes.container("", caption, block, **facts)]
 
 
 class Shell(Directive):
@@ -115,28 +118,29 @@ class Shell(Directive):
         expected, timeout = self.options.get("exit", 0), self.options.get("timeout", 60)
         store = Path(env.app.outdir).parent / "programs" / f"{page.add('shell', commands, str(expected))}.json"
         if store.exists():
-            printed = json.loads(store.read_text())
+            ran = json.loads(store.read_text())
             page.pending.append((commands, expected, timeout))
         else:
             where = f"{env.doc2path(env.docname)}:{self.lineno}"
             try:
                 while page.pending:  # what follows may need what they left in the folder
                     run(page, *page.pending.pop(0))
-                printed = run(page, commands, expected, timeout)
+                ran = run(page, commands, expected, timeout)
             except ExtensionError as error:
                 page.remove()
                 raise ExtensionError(f"{where}: {error.message}") from None
             store.parent.mkdir(parents=True, exist_ok=True)
-            store.write_text(json.dumps(printed))
-        shown = nodes.literal_block(commands, commands, language="bash")
-        lines = printed.rstrip().splitlines()
+            store.write_text(json.dumps(ran))
+        lines = ran["printed"].rstrip().splitlines()
         most = self.options.get("lines", len(lines))
         if len(lines) > most:
             lines = [*lines[:most], "..."] if most else []
+        facts = {"program": "shell", "prints": bool(lines), "seconds": ran["seconds"]}  # for first_blocks
+        shown = nodes.literal_block(commands, commands, language="bash", **facts)
         if not lines:
             return [shown]
         output = nodes.literal_block("\n".join(lines), "\n".join(lines), language="text")
-        return [shown, nodes.container("", output, classes=["program-output"])]
+        return [shown, nodes.container("", output, classes=["program-output"], program="output")]
 
 
 def _end_page(_app: Sphinx, doctree: Any) -> None:

@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -288,12 +289,15 @@ def option_row(line: str) -> tuple[str, str, str]:
 
 
 def epilogue(text: str) -> Iterator[str]:
-    """Yield the examples and the exit status that end a help text."""
-    examples, _, status = text.partition("Exit status:")
-    if examples.strip():
-        yield f"```text\n{textwrap.dedent(examples.removeprefix('Examples:')).strip()}\n```\n"
-    if status:
-        yield f"**Exit status:** {plain(status)}\n"
+    """Yield the examples, the paragraphs around them and the exit codes that end a help text."""
+    rest, _, codes = text.partition("Exit codes:")
+    paragraphs = rest.removeprefix("Examples:").strip("\n").split("\n\n")
+    for indented, group in groupby(paragraphs, key=lambda one: one.startswith(" ")):
+        joined = "\n\n".join(group)
+        if joined.strip():
+            yield f"```text\n{textwrap.dedent(joined)}\n```\n" if indented else f"{plain(joined)}\n"
+    if codes:
+        yield f"**Exit codes:** {plain(codes)}\n"
 
 
 def exit_codes_text() -> str:

@@ -237,9 +237,3 @@ def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFix
     assert ended.value.code == 2
     captured = capsys.readouterr()
     assert message in " ".join((captured.out + captured.err).split())
-
-
-def test_the_manual_has_a_place_for_the_tables() -> None:
-    begin, end = marks("rpc")
-    text = (Path(__file__).resolve().parents[2] / "docs/explanation/measurements-rpc.md").read_text()
-    assert text.count(begin) == text.count(end) == 1

@@ -243,9 +243,3 @@ def test_into_wants_a_file_with_marks(tmp_path: Path, capsys: pytest.CaptureFixt
         app(["training", "--into", str(page)])
     assert f"it needs the lines {begin} and {end}" in capsys.readouterr().err
     assert page.read_text() == f"{begin}\n"
-
-
-def test_the_manual_has_a_place_for_the_tables() -> None:
-    begin, end = marks("training")
-    text = (Path(__file__).resolve().parents[2] / "docs/explanation/measurements-training.md").read_text()
-    assert text.count(begin) == text.count(end) == 1

@@ -110,7 +110,8 @@ class PathwaySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes
     ----------
     source, target : str
-        Ends of the pathway; see the module's text.
+        Ends of the pathway. The source is a region, "region.port", a sensor or an effector; the target is a region or
+        "region.port".
     delay_ms : float
         Delay, in ms.
     weight : float, optional

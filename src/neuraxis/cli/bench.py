@@ -251,8 +251,7 @@ def mesh(
 
     One brain runs in one process, in workers on shared memory, in ranks that exchange spikes by collectives, and as
     nodes over Zenoh, directly and through a router: steps per second, time of a window, the result, and the reaction of
-    the others when one process is killed. docs/explanation/measurements-mesh.md has a
-    place for --into.
+    the others when one process is killed.
 
     Parameters
     ----------
@@ -298,8 +297,7 @@ def rpc(
     """Time calls of a function in another process: our backends, raw Zenoh, torch's RPC and managers.
 
     Prints for each size and method the latency of a call (median and 99th percentile), the calls per second, sequential
-    and with 32 concurrent ones, and the ratios to peers. docs/explanation/measurements-rpc.md
-    has a place for --into.
+    and with 32 concurrent ones, and the ratios to peers.
 
     Parameters
     ----------
@@ -348,7 +346,6 @@ def training(
     Prints for each model and method the time of a step, samples per second, the overhead over a module by itself, the
     bytes that a rank sends, with compression and without, and how much of the communication overlaps the backward pass;
     with a GPU also mixed precision on it. Methods that must give the same parameters are compared.
-    docs/explanation/measurements-training.md has a place for --into.
 
     Parameters
     ----------
