@@ -108,7 +108,9 @@ class Simulation:
     Raises
     ------
     InvalidArgument, InvalidType
-        An argument is invalid, or the network has no population.
+        An argument is invalid, the network has no population, or the machine cannot hold that many workers.
+    ResourceExhausted
+        The system refused a worker, an open file or shared memory; workers that had started were ended.
     ShardFailed
         A worker failed while it built its part of the network.
 
