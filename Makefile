@@ -11,7 +11,7 @@ CORE := $(filter-out %/test_in_use.py %/test_off_the_grid.py, $(wildcard tests/n
   tests/report/test_spike_statistics.py tests/test_optional.py tests/test_project.py tests/test_public_api.py \
   tests/test_timed_queue.py
 
-.PHONY: help demo patterns robot check test test-gpu lint dist-check docs docs-serve docs-links bench soak fuzz chaos install clean
+.PHONY: help demo patterns robot check test test-root test-gpu lint dist-check docs docs-serve docs-links bench soak fuzz chaos install clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -32,6 +32,10 @@ check: lint  ## before each commit: style, types, layers and a fast core of test
 test: lint dist-check docs  ## everything that must pass before a change lands
 	NEURAXIS_EXAMPLES=docs/_build/examples $(BIN)/python -m pytest -n 2 -m "not alone"
 	$(BIN)/python -m pytest -m alone $$(grep -rlE 'mark\.alone' tests --include='test_*.py')
+
+test-root: .venv/dev  ## as root: cut links, several hosts and full disks, in namespaces; SECONDS and SEED can be set
+	NEURAXIS_NEED_NAMESPACES=1 $(BIN)/python -m pytest $$(grep -rlE 'namespaces import|"unshare"' tests --include='test_*.py')
+	NEURAXIS_NEED_NAMESPACES=1 $(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),240) --seed $(or $(SEED),1)
 
 test-gpu: .venv/cuda  ## the tests of CUDA, on a machine with an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/engine/cuda

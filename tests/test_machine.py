@@ -13,7 +13,7 @@ import pytest
 from neuraxis.errors import InvalidArgument, ResourceExhausted
 from neuraxis.launch import Team, run
 from neuraxis.machine import check_process_count, usable_cores
-from neuraxis.process.script import LaunchOptions
+from neuraxis.process.script import LaunchOptions, launch_script
 from neuraxis.report.patterns.collection import collect_patterns
 from neuraxis.simulation.parallel import ParallelExecutor
 
@@ -74,15 +74,31 @@ def test_more_processes_than_cores_are_fine_and_the_bound_can_be_set(monkeypatch
         check_process_count(1)
 
 
-def test_a_start_that_runs_out_of_files_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def _doubles(line: object) -> None:
+    """The function of a team that never starts."""
+
+
+@pytest.mark.parametrize("free", [0, 2, 3, 5, 8, 12])  # the watchdog, the selector, a port and a rank need them
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: run(os.getpid, 40),
+        lambda: Team(_doubles, 40),
+        lambda: launch_script(LaunchOptions(os.devnull, n=40)),
+    ],
+    ids=["run", "team", "script"],
+)
+def test_a_start_that_runs_out_of_files_names_the_limit(
+    start: Callable[[], object], free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = set(map(int, os.listdir("/proc/self/fd")))
-    limit = [number for number in range(soft) if number not in used][12]  # so that twelve more can be opened
+    limit = [number for number in range(soft) if number not in used][free]
     monkeypatch.setenv("NEURAXIS_MAX_PROCESSES", "64")
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         with pytest.raises(ResourceExhausted, match=rf"\(ulimit -n\) is {limit}") as caught:
-            run(os.getpid, 40)
+            start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert isinstance(caught.value, OSError)

@@ -52,7 +52,7 @@ def test_every_tool_of_the_developers_is_pinned() -> None:
 def test_workflows_call_only_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for workflow in (ROOT / ".github" / "workflows").iterdir():
-        called = re.findall(r"run: make ([a-z-]+)", workflow.read_text())
+        called = re.findall(r"run: .*\bmake ([a-z-]+)", workflow.read_text())
         assert called, workflow.name
         assert set(called) <= targets
 

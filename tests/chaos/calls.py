@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.mesh import HEAL_S, _port
+from tests.chaos.mesh import HEAL_S, attack, listening_port
 from tests.chaos.storm import Room, Talker, scenario
 from tests.ranks.stopping import resume, stop
 
@@ -36,7 +36,10 @@ def serve(mesh: str, record: str) -> None:
     with RpcContext(name="server", mesh=mesh, timeout=20.0) as context:
         context.register_function("work", work)
         print(json.dumps({"ready": True}), flush=True)
-        sys.stdin.readline()
+        for line in sys.stdin:
+            if line.strip() == "end":
+                return
+            print(json.dumps({"refused": _refused(context)}), flush=True)
 
 
 def ask(name: str, mesh: str) -> None:
@@ -64,13 +67,24 @@ def ask(name: str, mesh: str) -> None:
         calling = threading.Thread(target=call)
         calling.start()
         print(json.dumps({"ready": True}), flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(dict(outcomes)), flush=True)
+        for line in sys.stdin:
+            refused = line.strip() == "refused"
+            print(json.dumps({"refused": _refused(context)} if refused else dict(outcomes)), flush=True)
         ended.set()
         calling.join()
 
 
-@scenario("calls", isolated=True)
+def _refused(context: Any) -> dict[str, int]:
+    """Return the counters of a context that a hostile frame can raise, by the reasons in its log."""
+    transport = context._transport
+    counts: Counter[str] = Counter()
+    for part in (transport, transport._link, transport._server):
+        counts.update(part._refusals.counts())
+    counts["presence malformed"] = transport._link._node._membership.malformed
+    return dict(counts)
+
+
+@scenario("calls")
 def callee_and_callers_under_faults(room: Room, chance: random.Random) -> None:
     mesh = f"chaos-calls-{os.getpid()}-{time.monotonic_ns()}"
     record = room.folder / "record"
@@ -82,11 +96,8 @@ def callee_and_callers_under_faults(room: Room, chance: random.Random) -> None:
         fault = chance.choice(("kill the callee", "stop the callee", "end the callee", "kill a caller", "attack"))
         began = time.monotonic()
         if fault == "attack":
-            room.fault("hostile frames", 200)
-            address = f"tcp/127.0.0.1:{_port(server.pid)}"
-            stranger = room.start("tests.chaos.hostile", address, mesh, chance.randrange(2**32), 200)
-            assert stranger.receive(60.0) == {"sent": 200}, stranger.errors()
-            assert stranger.end() == 0, stranger.errors()
+            address = f"tcp/127.0.0.1:{listening_port(server.pid)}"
+            attack(room, chance, address, mesh, "inbox,reply channel,presence,status", {"server": server, **callers})
         else:
             room.fault(fault)
         if fault == "kill the callee":

@@ -9,9 +9,10 @@ import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 
-from neuraxis.errors import NeuraxisError
+from neuraxis.errors import InvalidArgument, NeuraxisError, ResourceExhausted
 from tests.chaos.collectives import SHM, _filled
 from tests.chaos.storm import Room, Talker, scenario
 from tests.ranks.stopping import resume, stop
@@ -19,12 +20,23 @@ from tests.ranks.stopping import resume, stop
 NEURONS, STEPS, PIECE = 300, 4000, 200
 
 
-def main(workers: int, on_worker_loss: str) -> None:
-    """Run the network in pieces; print the workers' pids, then each piece's end, then the fingerprint or the error."""
+def main(workers: int, on_worker_loss: str, most: int = 0, free: int = 0) -> None:
+    """Run the network in pieces; print the workers' pids, then the fingerprint or the error.
+
+    With `most`, the process and its workers may open that many files, and all but `free` of them are in use here.
+    """
     from neuraxis.simulation import Simulation
     from tests.simulation.long_run import worker_pids
     from tests.simulation.networks import driven
 
+    in_use: list[int] = []
+    if most:  # only now: Python itself opens files to import modules
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        with suppress(OSError):
+            while True:
+                in_use.append(os.dup(0))
+        for _ in range(free):
+            os.close(in_use.pop())
     try:
         with Simulation(driven(n=NEURONS), workers, on_worker_loss=on_worker_loss) as simulation:
             simulation.step(1)
@@ -102,27 +114,33 @@ def kill_the_driver(room: Room, chance: random.Random) -> None:
     driver.kill()  # that its workers end, the harness checks
 
 
-@scenario("simulation", isolated=True)
-def no_room_for_workers(room: Room, chance: random.Random) -> None:
-    """A full /dev/shm or too few descriptors: an error of ours, or it runs with the right result."""
-    if chance.random() < 0.5:
-        room.fault("full /dev/shm")
-        with _filled(SHM, leave=chance.choice((0, 8192))):
-            answer = _result(room.start("tests.chaos.simulation", 2, "raise"))
-    else:
-        room.fault("few descriptors")
-        few = chance.randint(12, 40)
-        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))  # noqa: E731
-        driver = room.start("tests.chaos.simulation", 2, "raise", before=limit)
-        try:
-            answer = _result(driver)
-        except AssertionError:
-            # With very few, Python itself cannot import what it needs: it must say so, and end.
-            assert driver.end() != 0
-            assert "Too many open files" in driver.errors(), driver.errors()
-            return
-    if answer["error"] is None:
+@scenario("simulation")
+def too_few_descriptors(room: Room, chance: random.Random) -> None:
+    """A limit for which two workers are too many, before the start or during it, or one that just suffices."""
+    room.fault("few descriptors")
+    refused = chance.random() < 0.3
+    most, free = (chance.randint(16, 41), 8) if refused else (64, chance.randint(0, 16))
+    answer = _result(room.start("tests.chaos.simulation", 2, "raise", most, free))
+    if refused:
+        _check_error(answer, InvalidArgument, f"a process may open {most} files (ulimit -n)")
+    elif answer["error"] is None:
+        assert free > 8, answer  # with fewer, not even the pipes of two workers can be opened
         assert answer["fingerprint"] == undisturbed(), answer
+    else:
+        _check_error(answer, ResourceExhausted, "its limit (ulimit -n) is 64")
+
+
+@scenario("simulation", isolated=True)
+def full_shared_memory_for_workers(room: Room, chance: random.Random) -> None:
+    room.fault("full /dev/shm")
+    with _filled(SHM, leave=chance.choice((0, 8192))):
+        answer = _result(room.start("tests.chaos.simulation", 2, "raise"))
+    _check_error(answer, ResourceExhausted, "/dev/shm has no room")
+
+
+def _check_error(answer: dict[str, str | None], kind: type[NeuraxisError], text: str) -> None:
+    assert answer["error"] == kind.__name__, answer
+    assert text in (answer["text"] or ""), answer
 
 
 def _start(room: Room, workers: int, on_worker_loss: str) -> tuple[Talker, list[int]]:
@@ -157,4 +175,4 @@ def _signal(pid: int, number: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -32,7 +32,7 @@ import psutil
 
 from tests.ranks.marked_processes import MARK
 
-__all__ = ["SCENARIOS", "Report", "Room", "Scenario", "Talker", "run_storm", "scenario"]
+__all__ = ["PARTS", "SCENARIOS", "Report", "Room", "Scenario", "Talker", "run_storm", "scenario"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("collectives", "launcher", "simulation", "mesh", "calls", "training", "checkpoints")
@@ -125,19 +125,20 @@ class Room:
         self.folder = folder
         self.isolated = isolated
         self.faults: Counter[str] = Counter()
+        self.hostile_frames = 0  # sent by attacks; an attack is one fault
         self.slowest_s = 0.0  # from a fault until the last survivor raised or went on
         self._mark = uuid.uuid4().hex
         self._talkers: list[Talker] = []
         self._mounts: list[Path] = []
         self._started = 0
 
-    def fault(self, kind: str, count: int = 1) -> None:
-        """Count faults that are being injected."""
-        self.faults[kind] += count
+    def fault(self, kind: str) -> None:
+        """Count a fault that is being injected."""
+        self.faults[kind] += 1
 
-    def noticed(self, since: float) -> None:
-        """Note that all survivors have answered a fault that was injected at `since` (time.monotonic)."""
-        self.slowest_s = max(self.slowest_s, time.monotonic() - since)
+    def noticed(self, since: float, at: float | None = None) -> None:
+        """Note that all survivors had answered a fault of the time `since` by the time `at` (time.monotonic)."""
+        self.slowest_s = max(self.slowest_s, (time.monotonic() if at is None else at) - since)
 
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment for processes of this room."""
@@ -244,9 +245,11 @@ class Report:
     rounds: int = 0
     seconds: float = 0.0
     faults: dict[str, Counter[str]] = field(default_factory=dict)
+    hostile_frames: int = 0
     slowest_s: dict[str, float] = field(default_factory=dict)
     rounds_of: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)  # those with a scenario that can run here
     left_out: list[str] = field(default_factory=list)
 
     def as_data(self) -> dict[str, Any]:
@@ -255,9 +258,11 @@ class Report:
             "rounds": self.rounds,
             "seconds": round(self.seconds, 1),
             "faults": {part: dict(sorted(counts.items())) for part, counts in sorted(self.faults.items())},
+            "hostile_frames": self.hostile_frames,
             "slowest_s": {part: round(value, 2) for part, value in sorted(self.slowest_s.items())},
             "rounds_of": dict(sorted(self.rounds_of.items())),
             "failures": self.failures,
+            "parts": self.parts,
             "left_out": self.left_out,
         }
 
@@ -277,6 +282,7 @@ def run_storm(
     """
     report = Report(seed)
     usable = [one for one in scenarios if isolated or not one.isolated]
+    report.parts = [part for part in PARTS if any(one.part == part for one in usable)]
     report.left_out = sorted(one.name for one in scenarios if one not in usable)
     start = time.monotonic()
     with _temporary() as base:
@@ -286,7 +292,7 @@ def run_storm(
         else:
             numbers: Counter[str] = Counter()
             for chosen in _draw(seed, usable):
-                enough = len(report.rounds_of) >= len({one.part for one in usable})
+                enough = len(report.rounds_of) >= len(report.parts)
                 if enough and time.monotonic() - start > seconds:
                     break
                 _run_round(report, base, chosen, numbers[chosen.name], isolated, tell)
@@ -329,6 +335,7 @@ def _run_round(
     report.rounds += 1
     report.rounds_of[chosen.part] += 1
     report.faults.setdefault(chosen.part, Counter()).update(room.faults)
+    report.hostile_frames += room.hostile_frames
     report.slowest_s[chosen.part] = max(report.slowest_s.get(chosen.part, 0.0), room.slowest_s)
     injected = ", ".join(f"{kind} x{count}" if count > 1 else kind for kind, count in room.faults.items())
     verdict = "FAILED" if problem else "ok"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from neuraxis.comm.backends.shm import backend as shm
 from neuraxis.comm.backends.shm import kernels
 from neuraxis.comm.backends.shm import memory as arena
 from neuraxis.errors import BackendUnavailable, InvalidArgument, PeerLost, ResourceExhausted
+from neuraxis.simulation import Simulation
 from tests.ranks.fork_server import SEARCH_PATH
 from tests.ranks.processes import ROOT, free_port, run_ranks
+from tests.simulation.networks import driven
 
 SIZE = 2
 FOLDER_MIB = 2
@@ -84,9 +87,18 @@ def _fill_a_small_folder() -> None:
             assert "uses gloo for the group of ranks 0, 1" in warning
 
 
-def test_a_small_folder_is_an_error_with_the_sizes_or_gloo_with_a_warning() -> None:
+def _simulate_in_a_full_folder() -> None:
+    with Path("/dev/shm/filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, FOLDER_MIB * 2**20 - 8192)
+        with pytest.raises(ResourceExhausted, match=r"MiB are free.*workers=1"):
+            Simulation(driven(n=50), 2)
+        with Simulation(driven(n=50), 1) as simulation:
+            simulation.step(10)
+
+
+def _run_in_a_small_folder(what: str) -> None:
     ended = subprocess.run(
-        [*SMALL_FOLDER, sys.executable, "-m", __name__],
+        [*SMALL_FOLDER, sys.executable, "-m", __name__, what],
         env={**os.environ, "PYTHONPATH": SEARCH_PATH, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -94,6 +106,14 @@ def test_a_small_folder_is_an_error_with_the_sizes_or_gloo_with_a_warning() -> N
         timeout=110,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_small_folder_is_an_error_with_the_sizes_or_gloo_with_a_warning() -> None:
+    _run_in_a_small_folder("groups")
+
+
+def test_a_simulation_without_shared_memory_names_the_sizes_and_the_way_out() -> None:
+    _run_in_a_small_folder("simulation")
 
 
 def _many_groups(limit: int) -> tuple[int, str, float]:
@@ -251,4 +271,4 @@ def test_a_group_goes_over_to_large_slots_without_a_wrong_value() -> None:
 
 
 if __name__ == "__main__":
-    _fill_a_small_folder()
+    {"groups": _fill_a_small_folder, "simulation": _simulate_in_a_full_folder}[sys.argv[1]]()

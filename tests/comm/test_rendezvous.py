@@ -17,6 +17,7 @@ import neuraxis.distributed as dist
 from neuraxis.comm.rendezvous import Rendezvous, RendezvousAddress, rendezvous_address
 from neuraxis.errors import BackendUnavailable, RendezvousError, RendezvousTimeout
 from neuraxis.process.environment import detect_launch
+from tests.mesh.namespaces import skip_without_namespaces
 from tests.ranks.processes import Ranks, free_port, run_ranks
 
 
@@ -203,12 +204,12 @@ def _ip(*words: str) -> None:
 @pytest.fixture
 def two_hosts() -> Iterator[list[str]]:
     if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and the ip command")
+        skip_without_namespaces("network namespaces need root and the ip command")
     try:
         _ip("netns", "add", "neuraxis-probe")
         _ip("netns", "delete", "neuraxis-probe")
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr!r}")
+        skip_without_namespaces(f"network namespaces are not permitted here: {error.stderr!r}")
     names = list(HOSTS)
     try:
         for name in names:

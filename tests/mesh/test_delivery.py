@@ -268,6 +268,20 @@ def test_forged_first_messages_and_other_identities_change_nothing(join: Join, m
     assert channel.counts() == Counts(received=52, late=1)
 
 
+def test_an_impossible_number_stays_impossible_after_a_forged_one() -> None:
+    """A number that is far ahead, but possible, opens a gap behind it. A second one must not skip within that gap."""
+    tracker = SequenceTracker()
+    for number in range(10):
+        assert tracker.follow(number, 0.0) == 0
+    assert tracker.follow(100_000, 0.0) == 99_990
+    assert tracker.follow(10, 0.0) == 0  # the real sender goes on
+    for number in (2**40, 2**62, 2**64 - 1):
+        assert tracker.follow(number, 1.0) == IMPOSSIBLE
+    assert tracker.follow(100_001, 1.0) == 99_989
+    assert tracker.follow(11, 1.0) == 0
+    assert tracker.follow(500_000, 1.0) == 399_998 + 99_988
+
+
 def test_a_tracker_agrees_with_a_set_of_numbers() -> None:
     """For any sequence: no number is accepted twice, and no new number is refused."""
     for seed in range(30):

@@ -20,6 +20,7 @@ from neuraxis.rpc import RpcContext
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.transport import Endpoint
 from neuraxis.rpc.zenoh_channels import SharedArrays
+from tests.mesh.namespaces import skip_without_namespaces
 from tests.ranks.fork_server import SEARCH_PATH, Forked, fork_server
 from tests.ranks.stopping import stop
 from tests.rpc.meeting import Join, meeting, until
@@ -233,7 +234,7 @@ def _apart() -> list[str]:
     """Return a command prefix with a separate process namespace, as in a container."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("no namespace of processes can be made here")
+        skip_without_namespaces("no namespace of processes can be made here")
     return command
 
 

@@ -175,7 +175,10 @@ class SequenceTracker:
         gaps.remove(least)
 
     def _skipped(self, number: int) -> int:
-        between = (gap.missing for gap in self._gaps if self.end <= gap.low and gap.high <= number)
+        """Return how many missing numbers lie between the next one and `number`, in all gaps."""
+        between = (
+            max(0, min(gap.high, number) - gap.low - gap.seen) for gap in self._gaps if self.end <= gap.low < number
+        )
         return min(number, self.end) - self.expected + sum(between)
 
 

@@ -107,21 +107,21 @@ def run(
     refuse_during_import("run()")
     check_process_count(n)
     call = pickle_call(function, args)
-    place = Placement(n, 1, 0, "127.0.0.1", free_port(), new_job_secret())
     base = {**os.environ, **(env or {})}
     shutdown = Shutdown(grace, timeout_at=None if timeout is None else time.monotonic() + timeout)
     channels: list[ResultChannel] = []
     try:
         with (
+            reporting_exhaustion("run()"),
             Watchdog() as watchdog,
             Supervisor(watchdog, shutdown, grace=grace, prefix=prefix_output) as supervisor,
         ):
-            with reporting_exhaustion("run()"):
-                for rank in range(n):
-                    channels.append(ResultChannel())
-                    environment = rank_environment(place, rank, base)
-                    process = _start(rank, call, channels[rank], environment, capture=prefix_output)
-                    _follow(supervisor, process, channels[rank])
+            place = Placement(n, 1, 0, "127.0.0.1", free_port(), new_job_secret())
+            for rank in range(n):
+                channels.append(ResultChannel())
+                environment = rank_environment(place, rank, base)
+                process = _start(rank, call, channels[rank], environment, capture=prefix_output)
+                _follow(supervisor, process, channels[rank])
             supervisor.watch()
     finally:
         for channel in channels:

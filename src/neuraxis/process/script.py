@@ -146,7 +146,7 @@ def launch_script(options: LaunchOptions) -> int:
 
         status = launch.launch_script(launch.LaunchOptions("train.py", n=4, max_restarts=1))
     """
-    with Watchdog() as watchdog:
+    with reporting_exhaustion("neuraxis launch"), Watchdog() as watchdog:
         attempt = 0
         while True:
             status, may_restart = _attempt(options, attempt, watchdog)
@@ -162,9 +162,8 @@ def _attempt(options: LaunchOptions, attempt: int, watchdog: Watchdog) -> tuple[
         with Supervisor(
             watchdog, Shutdown(options.grace), grace=options.grace, prefix=options.prefix, relay=relay
         ) as supervisor:
-            with reporting_exhaustion("neuraxis launch"):
-                for local_rank in range(options.n):
-                    supervisor.add(_start(options, place, local_rank))
+            for local_rank in range(options.n):
+                supervisor.add(_start(options, place, local_rank))
             supervisor.watch()
         result = _evaluate(options, attempt, supervisor)
     # Outside the relay, so that a signal can end the wait for a reader that has stopped.

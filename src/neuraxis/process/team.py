@@ -131,17 +131,20 @@ class Team:
         self._closed = False
         self._failure: WorkerFailed | None = None
         self._interrupts = Interrupts()
-        with self._interrupts:
+        with self._interrupts, reporting_exhaustion("a Team"):
             self._watchdog = Watchdog()
-            self._supervisor = Supervisor(
-                self._watchdog,
-                Shutdown(_TERMINATE_S, settle_s=_SETTLE_S),
-                grace=_TERMINATE_S,
-                waiting=self._interrupts.let_through,
-            )
             try:
-                with reporting_exhaustion("a Team"):
-                    self._start(call, {**os.environ, **(env or {})}, start_timeout)
+                self._supervisor = Supervisor(
+                    self._watchdog,
+                    Shutdown(_TERMINATE_S, settle_s=_SETTLE_S),
+                    grace=_TERMINATE_S,
+                    waiting=self._interrupts.let_through,
+                )
+            except BaseException:
+                self._watchdog.close()
+                raise
+            try:
+                self._start(call, {**os.environ, **(env or {})}, start_timeout)
             except BaseException:
                 self._release()
                 raise

@@ -21,11 +21,13 @@ from neuraxis.engine.placement import Placement, check_placement, describe_slice
 from neuraxis.engine.shards import Place, device_names, on_cpu, parse_devices, require
 from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.errors import (
+    BackendUnavailable,
     CheckpointError,
     InvalidArgument,
     LaunchError,
     LineTimeout,
     NeuraxisError,
+    ResourceExhausted,
     ShardFailed,
     WorkerFailed,
 )
@@ -139,7 +141,13 @@ class ParallelExecutor(ShardedExecutor):
             network, placement, "", _spin_limits(self.workers), self._python_populations, self._places,
             self._main_objects,
         )  # fmt: skip
-        region = SharedRegion.create(setup.region_bytes)
+        try:
+            region = SharedRegion.create(setup.region_bytes)
+        except BackendUnavailable as error:  # its advice is for groups of ranks
+            raise ResourceExhausted(
+                error.reason,
+                "Give the container more (docker run --shm-size=1g), or use workers=1, which needs no shared memory",
+            ) from error
         old, self._region = self._region, region
         self._setup = setup = replace(setup, region=region.name)
         self.placement = placement

@@ -108,9 +108,11 @@ class Simulation:
     Raises
     ------
     InvalidArgument, InvalidType
-        An argument is invalid, or the network has no population.
+        An argument is invalid, the network has no population, or the machine cannot hold that many workers.
     AccumulatorOverflow
         The weights onto a neuron are more than its accumulator holds.
+    ResourceExhausted
+        The system refused a worker, an open file or shared memory; workers that had started were ended.
     ShardFailed
         A worker died, or raised an error that is not one of neuraxis, while it built its part of the network.
 
