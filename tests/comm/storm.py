@@ -9,11 +9,11 @@ Each case is drawn from the seed: the number of ranks, the victim, its fault and
 PeerLost, because a survivor that leaves must not be taken for the cause. A case passes if every survivor raised a
 PeerLost that names the victim and its signal, exit code or exception.
 
-`torch` is training over torch's backend "shm": steps of DDP and FSDP2 models, in which the fault falls into the forward
-pass, the backward pass, the optimizer, or between them (`tests.torch.training_steps`).
+`torch` is training over torch's backend "shm": steps of DDP and FSDP2 models, in which the fault falls into the
+forward pass, the backward pass, the optimizer, or between them (`tests.torch.training_steps`).
 
-Over shm, gloo and torch the ranks of a case are forked from this process, which has all modules loaded. mpirun ends every
-rank when one is killed, so over MPI the victims raise or leave, all cases in the same processes.
+Over shm, gloo and torch the ranks of a case are forked from this process, which has all modules loaded. mpirun ends
+every rank when one is killed, so over MPI the victims raise or leave, all cases in the same processes.
 
 `storm` runs it in a new Python and returns a `Report`; `tests.comm.test_storm` runs a short one in each backend.
 """
@@ -534,7 +534,7 @@ def _load_modules(backend: str) -> None:
         import torch
         import torch._dynamo  # comes with the first optimizer
 
-        import neuraxis.torch.process_group
+        import neuraxis.torch.process_group  # noqa: F401
         import tests.torch.training_steps  # noqa: F401
 
         torch.set_num_threads(1)
