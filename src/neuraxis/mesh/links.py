@@ -1,4 +1,4 @@
-"""Reconnection of peers, and the warning of a node that no longer sees any other.
+"""Reconnection of peers, renewal of presence tokens, and the warning of a node that no longer sees any other.
 
 Zenoh reconnects a client to its routers and a peer to the endpoints that it was configured with. It does not reconnect
 two peers that learned of each other by gossip: a link that was cut, or that ended because one of the two processes was
@@ -11,6 +11,9 @@ See `docs/decisions/015-reconnection.md` for the alternatives.
 
 Two nodes of a local mesh that never had a link know each other only through the seed ports. While no node listens
 there, the thread opens a second session that does, and keeps it: all nodes retry those ports, and find each other.
+
+After a lost link is up again, Zenoh may have dropped the presence token of one side (see `neuraxis.mesh.membership`).
+So the thread renews the node's own token once the link has settled.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import logging
 import random
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +53,8 @@ _REFUSALS = 4  # consecutive refusals by a peer on another machine before it is 
 _REFUSED_S = 5.0  # over at least this time
 _SEED_POLL_S = 0.5
 _UNLINKED_S = 3.0  # without a link through a seed port, although something listens there
+_SETTLED_S = 0.5  # after a link was restored, until the token is renewed
+_MAX_BROKEN = 1000  # links that are remembered as broken
 _ALONE_S = 2.0  # not an alarm earlier: the only other node may be restarting
 
 
@@ -89,15 +95,28 @@ class LinkMonitor:
         The session with its endpoints.
     membership : Membership
         The other nodes.
+    renew_token : callable
+        Declares this node's presence token again.
     """
 
-    def __init__(self, name: str, mesh: str, topology: Topology, opened: OpenedSession, membership: Membership) -> None:
+    def __init__(
+        self,
+        name: str,
+        mesh: str,
+        topology: Topology,
+        opened: OpenedSession,
+        membership: Membership,
+        renew_token: Callable[[], None],
+    ) -> None:
         self._alone = False
         self._name = name
         self._mesh = mesh
         self._topology = topology
         self._opened = opened
         self._membership = membership
+        self._renew_token = renew_token
+        self._broken: OrderedDict[str, None] = OrderedDict()  # Zenoh ids whose link was lost and is not yet up again
+        self._renewals: list[float] = []  # times at which the token is to be renewed
         self._known: dict[str, str] = {}  # endpoint by Zenoh id, of links that this side opened
         self._lost: dict[str, _Lost] = {}
         self._arrived = 0  # number of joins when this node was alone last
@@ -108,6 +127,7 @@ class LinkMonitor:
         self._failed: dict[str, float] = {}  # by step, the time when its failure was logged last
         import zenoh
 
+        self._removed = zenoh.SampleKind.DELETE
         self._events = opened.session.info.declare_link_events_listener(zenoh.handlers.RingChannel(1000))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neuraxis links", daemon=True)
@@ -136,6 +156,8 @@ class LinkMonitor:
     def _run(self) -> None:
         try:
             while not self._ended.wait(_POLL_S):
+                self._try("reading the events of links failed", self._read_events)
+                self._try("renewing the presence token failed", self._renew)
                 if self._opened.own is not None:
                     self._try("restoring links failed", self._watch_links)
                 if self._opened.seeds is not None:
@@ -172,9 +194,30 @@ class LinkMonitor:
             )  # fmt: skip
             self._arrived = arrived
 
-    def _watch_links(self) -> None:
-        while (event := self._events.try_recv()) is not None:  # links that were opened and closed in between
+    def _read_events(self) -> None:
+        """Read which links were opened and closed since the last time."""
+        restored = False
+        while (event := self._events.try_recv()) is not None:
+            zid = str(event.link.zid)
+            if event.kind == self._removed:
+                self._broken[zid] = None
+                if len(self._broken) > _MAX_BROKEN:
+                    self._broken.popitem(last=False)
+                continue
             self._remember(event.link)
+            if zid in self._broken:
+                del self._broken[zid]
+                restored = True
+        if restored:
+            self._renewals.append(time.monotonic() + _SETTLED_S)
+
+    def _renew(self) -> None:
+        now = time.monotonic()
+        if self._renewals and self._renewals[0] <= now:
+            self._renewals = [due for due in self._renewals if due > now]
+            self._renew_token()
+
+    def _watch_links(self) -> None:
         linked = set()
         for link in self._opened.session.info.links():
             self._remember(link)
