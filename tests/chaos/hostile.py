@@ -406,9 +406,9 @@ def _present(session: zenoh.Session, mesh: str, names: Sequence[str]) -> list[Pe
     while time.monotonic() < deadline:
         found = {}
         for reply in session.liveliness().get(presence_key(mesh), timeout=5.0):
-            peer = None if reply.ok is None else _read_token(presence_key(mesh, ""), str(reply.ok.key_expr))
-            if peer is not None:
-                found[peer.name] = peer
+            token = None if reply.ok is None else _read_token(presence_key(mesh, ""), str(reply.ok.key_expr))
+            if token is not None:
+                found[token[0].name] = token[0]
         if found.keys() >= set(names):
             return [found[name] for name in names]
     raise SystemExit(f"of {', '.join(names)} only {', '.join(found)} are on the mesh {mesh}")

@@ -2,14 +2,18 @@
 
     python -m tests.comm.storm shm --cases 500 --seed 1 --load
     python -m tests.comm.storm mpi --seconds 60
+    python -m tests.comm.storm torch --cases 500
 
 Each case is drawn from the seed: the number of ranks, the victim, its fault and moment, the calls that the ranks make
 (collectives, messages, objects, asynchronous calls, a group without the victim), and what each survivor does after its
 PeerLost, because a survivor that leaves must not be taken for the cause. A case passes if every survivor raised a
 PeerLost that names the victim and its signal, exit code or exception.
 
-Over shm and gloo the ranks of a case are forked from this process, which has all modules loaded. mpirun ends every
-rank when one is killed, so over MPI the victims raise or leave, all cases in the same processes.
+`torch` is training over torch's backend "shm": steps of DDP and FSDP2 models, in which the fault falls into the
+forward pass, the backward pass, the optimizer, or between them (`tests.torch.training_steps`).
+
+Over shm, gloo and torch the ranks of a case are forked from this process, which has all modules loaded. mpirun ends
+every rank when one is killed, so over MPI the victims raise or leave, all cases in the same processes.
 
 `storm` runs it in a new Python and returns a `Report`; `tests.comm.test_storm` runs a short one in each backend.
 """
@@ -34,6 +38,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +55,7 @@ MODULE = "tests.comm.storm"
 SIGNALS = ["SIGKILL", "SIGTERM", "SIGSEGV"]
 KILLS = [*["SIGKILL"] * 6, "SIGTERM", "SIGSEGV"]
 RAISES = ["raises", "raises", "exits", "leaves"]
+TORCH_FAULTS = [*["SIGKILL"] * 4, *["SIGSEGV"] * 2, *["SIGTERM"] * 2, "raises", "raises", "os._exit", "exits", "leaves"]
 CALLS = ["barrier", "all_reduce", "long", "all_to_all", "objects", "async", "ring", "any", "subgroup"]
 AFTERWARDS = ["raises", "raises another", "returns", "shuts down", "exits"]
 
@@ -68,6 +74,8 @@ class Case:
     delay_s: float | None  # the fault comes from another thread after this time; between two calls where it is None
     with_block: bool  # the context is used in a `with`; otherwise the interpreter's end closes it
     afterwards: list[str]  # what each rank does after its PeerLost
+    model: str = ""  # of torch's training, with the point of a step at which a fault without delay occurs
+    point: str = ""
 
     @property
     def text(self) -> str:
@@ -84,16 +92,18 @@ class Report:
     cases: int = 0
     survivors: int = 0
     faults: dict[str, int] = field(default_factory=dict)
+    phases: dict[str, int] = field(default_factory=dict)  # of torch's training, in which the survivors raised
     wrong: list[str] = field(default_factory=list)  # a line for each survivor that did not name the cause
     latencies_s: list[float] = field(default_factory=list)  # from the fault to a survivor's PeerLost
 
     def __str__(self) -> str:
         late = sorted(self.latencies_s) or [0.0]
         kinds = ", ".join(f"{count} {fault}" for fault, count in sorted(self.faults.items()))
+        phases = ", ".join(f"{count} in {phase}" for phase, count in sorted(self.phases.items()))
         summary = (
             f"{self.backend}, seed {self.seed}: {self.cases} faults ({kinds}), {self.survivors} survivors, "
             f"{len(self.wrong)} wrong; noticed after {1000 * late[len(late) // 2]:.0f} ms (median), "
-            f"{1000 * late[-1]:.0f} ms (longest)"
+            f"{1000 * late[-1]:.0f} ms (longest){'; raised: ' + phases if phases else ''}"
         )
         return "\n".join([summary, *self.wrong[:20]])
 
@@ -127,6 +137,8 @@ def storm(
 def draw(backend: str, seed: int, number: int) -> Case:
     """Case `number` of a seed."""
     chance = random.Random(f"{seed}/{number}")
+    if backend == "torch":
+        return _draw_training(chance, seed, number)
     size = MPI_SIZE if backend == "mpi" else chance.choice([2, 3, 4, 4, 4, 5])
     kills = backend != "mpi" and chance.random() < 0.75
     fault = chance.choice(KILLS if kills else RAISES)
@@ -141,6 +153,29 @@ def draw(backend: str, seed: int, number: int) -> Case:
         chance.uniform(0.0, 0.03) if kills and chance.random() < 0.5 else None,
         backend == "mpi" or chance.random() < 0.7,
         [chance.choice(AFTERWARDS) for _ in range(size)],
+    )
+
+
+def _draw_training(chance: random.Random, seed: int, number: int) -> Case:
+    from tests.torch.training_steps import DDP_MODELS, FSDP2_MODELS, POINTS
+
+    model = chance.choice(FSDP2_MODELS if number % 2 else DDP_MODELS)
+    size = chance.choice([2, 4]) if "replicated" in model else chance.choice([2, 3, 3, 4])
+    fault = chance.choice(TORCH_FAULTS)
+    at_any_time = fault in (*SIGNALS, "os._exit") and chance.random() < 0.5
+    return Case(
+        number,
+        seed,
+        "torch",
+        size,
+        chance.randrange(size),
+        fault,
+        chance.randrange(4),
+        chance.uniform(0.0, 0.05) if at_any_time else None,
+        chance.random() < 0.7,
+        [chance.choice(AFTERWARDS) for _ in range(size)],
+        model,
+        chance.choice(POINTS),
     )
 
 
@@ -172,15 +207,61 @@ def _use(case: Case, context: dist.DistributedContext, tell: Callable[..., None]
                 return
             _call(chance.choice(CALLS), context.world, subgroup)
     except ConnectionError as error:  # as a program that knows nothing of neuraxis would
-        tell(
-            at=time.monotonic(),
-            kind=type(error).__name__,
-            rank=getattr(error, "rank", None),
-            signal=getattr(error, "signal", None),
-            exit_code=getattr(error, "exit_code", None),
-            text=str(error),
-        )
-        _go_on(case.afterwards[context.rank], context, error)
+        _tell_loss(tell, error)
+        _go_on(case.afterwards[context.rank], context.shutdown, error)
+
+
+def _tell_loss(tell: Callable[..., None], error: ConnectionError, **more: Any) -> None:
+    tell(
+        at=time.monotonic(),
+        kind=type(error).__name__,
+        rank=getattr(error, "rank", None),
+        signal=getattr(error, "signal", None),
+        exit_code=getattr(error, "exit_code", None),
+        text=str(error),
+        **more,
+    )
+
+
+def train(case: Case, rank: int, place: dict[str, Any], tell: Callable[..., None]) -> None:
+    """Train over torch's backend "shm" until the fault."""
+    import torch.distributed as torch_dist
+
+    torch_dist.init_process_group("shm", timeout=timedelta(seconds=DEADLINE_S), **place)
+    try:
+        _train(case, rank, tell)
+    finally:
+        if case.with_block and torch_dist.is_initialized():
+            torch_dist.destroy_process_group()
+
+
+def _train(case: Case, rank: int, tell: Callable[..., None]) -> None:
+    import torch.distributed as torch_dist
+
+    from tests.torch.training_steps import Training
+
+    is_victim = rank == case.victim
+
+    def reach(step: int, point: str) -> None:
+        if is_victim and case.delay_s is None and step == case.calls_before and point == case.point:
+            _fail(case, tell)
+            raise _Leaving
+
+    training = Training(case.model, reach)
+    torch_dist.barrier()
+    if is_victim and case.delay_s is not None:
+        threading.Timer(case.delay_s, _fail, (case, tell)).start()
+    try:
+        training.run()
+    except _Leaving:
+        pass
+    except ConnectionError as error:
+        _tell_loss(tell, error, phase=f"{case.model.split(',')[0]} {training.phase}")
+        _go_on(case.afterwards[rank], torch_dist.destroy_process_group, error)
+
+
+class _Leaving(Exception):
+    """The victim leaves its training in good order."""
 
 
 def _fail(case: Case, tell: Callable[..., None]) -> None:
@@ -188,19 +269,21 @@ def _fail(case: Case, tell: Callable[..., None]) -> None:
     if case.fault in SIGNALS:
         os.kill(os.getpid(), getattr(signal, case.fault))
         time.sleep(DEADLINE_S)
+    elif case.fault == "os._exit":
+        os._exit(3)
     elif case.fault == "raises":
         raise ValueError(case.text)
     elif case.fault == "exits":
         sys.exit(3)
 
 
-def _go_on(afterwards: str, context: dist.DistributedContext, error: BaseException) -> None:
+def _go_on(afterwards: str, shut_down: Callable[[], None], error: BaseException) -> None:
     if afterwards == "raises":
         raise error
     if afterwards == "raises another":
         raise RuntimeError("no more training")
     if afterwards == "shuts down":
-        context.shutdown()
+        shut_down()
     if afterwards == "exits":
         sys.exit(4)
 
@@ -255,6 +338,8 @@ def judge(case: Case, seen: dict[int, list[dict[str, Any]]], report: Report) -> 
         wrong = _mistake(case, reported[0])
         if wrong:
             report.wrong.append(f"{case}: rank {rank}: {wrong}: {reported[0]}")
+        if "phase" in reported[0]:
+            report.phases[reported[0]["phase"]] = report.phases.get(reported[0]["phase"], 0) + 1
         if seen.get(case.victim):
             report.latencies_s.append(reported[0]["at"] - seen[case.victim][0]["at"])
 
@@ -265,18 +350,24 @@ def _mistake(case: Case, reported: dict[str, Any]) -> str:
     if reported["rank"] != case.victim:
         return f"it names rank {reported['rank']}"
     expected = {"raises": f"raised ValueError: {case.text}", "leaves": "has left this group"}.get(case.fault, "")
+    if case.backend == "torch" and case.fault == "leaves" and not case.with_block:  # torch's groups stay open
+        expected = "exited with code 0"
     if case.fault in SIGNALS:
         expected = f"killed by {case.fault}"
         if reported["signal"] != getattr(signal, case.fault):
             return f"it has signal {reported['signal']}"
+    if case.fault == "os._exit":
+        expected = "exited with code 3"
+        if reported["exit_code"] != 3:
+            return f"it has exit code {reported['exit_code']}"
     if case.fault == "exits" and (case.with_block or reported["exit_code"] is not None):
-        expected = "left by sys.exit(3)" if case.with_block else "and exited with code 3"
+        expected = "left by sys.exit(3)" if case.with_block else "exited with code 3"
         if reported["exit_code"] != 3:
             return f"it has exit code {reported['exit_code']}"
     return "" if f"rank {case.victim}" in reported["text"] and expected in reported["text"] else "it gives no reason"
 
 
-# --- shm and gloo: forked ranks ---------------------------------------------------------------------
+# --- shm, gloo and torch: forked ranks --------------------------------------------------------------
 
 
 def run_forked(backend: str, seed: int, wanted: Callable[[int], bool], report: Report) -> None:
@@ -307,7 +398,7 @@ def _be_a_process(case: Case, rank: int, folder: Path) -> NoReturn:
     place = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": case.size}
     status = 0
     try:
-        live(case, rank, place, _writer(folder / str(rank)))
+        (train if case.backend == "torch" else live)(case, rank, place, _writer(folder / str(rank)))
     except SystemExit as error:
         status = int(error.code or 0)
     except BaseException as error:
@@ -405,7 +496,7 @@ def burning_cores(count: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("backend", choices=["shm", "gloo", "mpi", "mpi-rank"])
+    parser.add_argument("backend", choices=["shm", "gloo", "mpi", "torch", "mpi-rank"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int)
     parser.add_argument("--seconds", type=float)
@@ -439,6 +530,14 @@ def _load_modules(backend: str) -> None:
         from neuraxis.comm.backends import torch as torch_backend
 
         torch_backend.require_torch("gloo")
+    if backend == "torch":
+        import torch
+        import torch._dynamo  # comes with the first optimizer
+
+        import neuraxis.torch.process_group  # noqa: F401
+        import tests.torch.training_steps  # noqa: F401
+
+        torch.set_num_threads(1)
     # The compiled functions: two ranks in two threads make every call once.
     contents: list[bytes] = [b"", b""]
     meeting = threading.Barrier(2)
@@ -454,6 +553,12 @@ def _load_modules(backend: str) -> None:
         world = dist.Communicator(ShmBackend(rank, 2, exchange, DEADLINE_S), range(2), DEADLINE_S, "world")
         for call in CALLS:
             _call(call, world, None)
+        data = np.ones(2, np.float32)
+        world.all_reduce(data)
+        world.all_reduce(np.ones(2, np.float16))
+        world.reduce_scatter_tensor(data[:1], np.ones(2, np.float32))
+        world.all_gather_into_tensor(data, np.ones(1, np.float32))
+        world.broadcast(data, src=0)
         world.close()
 
     threads = [threading.Thread(target=be_rank, args=(rank,)) for rank in range(2)]

@@ -9,7 +9,7 @@ import pytest
 from tests.comm.storm import DEADLINE_S, storm
 
 
-@pytest.mark.parametrize(("backend", "cases"), [("shm", 24), ("gloo", 10), ("mpi", 16)])
+@pytest.mark.parametrize(("backend", "cases"), [("shm", 24), ("gloo", 10), ("mpi", 16), ("torch", 12)])
 def test_every_survivor_names_the_cause(backend: str, cases: int) -> None:
     report = storm(backend, seed=17, cases=cases, timeout=110)
     assert report.cases == cases

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -24,6 +24,7 @@ from neuraxis.mesh.topology import seed_ports
 from tests.mesh.conftest import Child
 from tests.mesh.namespaces import bridged_hosts, lone_host
 from tests.mesh.raw import until
+from tests.ranks.stopping import resume, stop
 
 pytestmark = pytest.mark.alone
 
@@ -57,7 +58,7 @@ with Node(name, mesh=mesh, topology=Topology.from_data(reached_by)) as node:
     thread.start()
     send("ready")
     while (order := receive()) is not None:
-        send(node.alone if order == "alone?" else see(*order))
+        send({"alone?": node.alone, "renewed?": node._renewed}[order] if isinstance(order, str) else see(*order))
     ended.set()
     thread.join()
 """
@@ -76,6 +77,10 @@ class Mesh:
         self.healed_s: list[float] = []
         for name in names:
             self.start(name)
+
+    def pids(self) -> dict[str, int]:
+        """The processes to which faults can happen, by name."""
+        return {name: child.process.pid for name, child in self.nodes.items()}
 
     def start(self, name: str, host: Sequence[str] | None = None) -> None:
         arguments = [name, self.topology.as_data()]
@@ -108,8 +113,8 @@ class Mesh:
         return next(iter(self.nodes))
 
     def links(self) -> dict[Pair, list[tuple[str, str]]]:
-        """The TCP connections between nodes, as (port, port), by the names of both."""
-        by_pid = {child.process.pid: name for name, child in self.nodes.items()}
+        """The TCP connections between processes, as (port, port), by the names of both."""
+        by_pid = {pid: name for name, pid in self.pids().items()}
         owner: dict[tuple[str, str], str] = {}
         for line in self.run("ss", "-tnpH", "state", "established").splitlines():
             words, pid = line.split(), re.search(r"pid=(\d+)", line)
@@ -144,10 +149,50 @@ class Mesh:
         begun = time.monotonic()
         if self.topology.mode == "local":
             wanted = {frozenset(pair) for pair in itertools.combinations(self.nodes, 2)}
-            until(lambda: self.links().keys() >= wanted, f"all links after {fault}", HEAL_S)
+            while not self.links().keys() >= wanted:
+                assert time.monotonic() < begun + HEAL_S, f"links are missing after {fault}"
+                time.sleep(0.03)  # each look starts a process
         wrong = self.look(list(self.nodes), HEAL_S - (time.monotonic() - begun))
         assert wrong == [], f"{len(self.healed_s)} schedules went well, then {fault}: {wrong}"
         self.healed_s.append(time.monotonic() - begun)
+
+    def __str__(self) -> str:
+        times = sorted(self.healed_s)
+        return (
+            f"{self.mesh}: {len(times)} schedules; healed after {times[len(times) // 2]:.2f} s (median), "
+            f"{times[-1]:.2f} s at most"
+        )
+
+
+class Routed(Mesh):
+    """Clients of a router, which is one of the processes to which faults can happen."""
+
+    ENDPOINT = "tcp/127.0.0.1:7447"
+
+    def __init__(self, host: Sequence[str], mesh: str, names: Sequence[str]) -> None:
+        self.router = self._started_router(host)
+        super().__init__(host, mesh, names, Topology("client", (self.ENDPOINT,)))
+
+    def _started_router(self, host: Sequence[str]) -> subprocess.Popen[str]:
+        command = [*host, sys.executable, "-m", "neuraxis", "router", "--listen", self.ENDPOINT, "--json"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        return process
+
+    def pids(self) -> dict[str, int]:
+        return {**super().pids(), "router": self.router.pid}
+
+    def kill_router(self) -> None:
+        self.router.kill()
+        self.router.communicate()
+
+    def start_router(self) -> None:
+        self.router = self._started_router(self.host)
+
+    def close(self) -> None:
+        super().close()
+        self.kill_router()
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +208,17 @@ def peers(host: list[str]) -> Iterator[Mesh]:
         stack.callback(mesh.close)
         mesh.heal("the start")
         yield mesh
-        times = sorted(mesh.healed_s)
-        print(
-            f"{len(times)} schedules; healed after {times[len(times) // 2]:.2f} s (median), {times[-1]:.2f} s at most"
-        )
+        print(mesh)
+
+
+@pytest.fixture
+def routed(host: list[str]) -> Iterator[Routed]:
+    with ExitStack() as stack:
+        mesh = Routed(host, "routed", NAMES[:3])
+        stack.callback(mesh.close)
+        mesh.heal("the start")
+        yield mesh
+        print(mesh)
 
 
 def pairs_of(names: Iterable[str]) -> list[Pair]:
@@ -175,9 +227,11 @@ def pairs_of(names: Iterable[str]) -> list[Pair]:
 
 def test_every_single_link_is_cut(peers: Mesh) -> None:
     """10 schedules."""
+    before = {name: renewals(child) for name, child in peers.nodes.items()}
     for pair in pairs_of(peers.nodes):
         peers.cut([pair])
         peers.heal(f"a cut between {sorted(pair)}")
+    until(lambda: all(renewals(child) > before[name] for name, child in peers.nodes.items()), "new tokens of all nodes")
 
 
 def test_every_pair_of_links_is_cut(peers: Mesh) -> None:
@@ -226,23 +280,37 @@ def kill_seed_holders(peers: Mesh, draw: random.Random) -> None:
         assert peers.look(list(peers.nodes), HEAL_S) == []
 
 
-def test_random_faults(peers: Mesh) -> None:
-    """24 schedules of several faults, some while others heal."""
+def test_random_faults(peers: Mesh, routed: Routed) -> None:
+    """100 schedules of several faults, some while others heal: 60 among peers and, meanwhile, 40 through a router."""
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(run_random_faults, peers, 60), threads.submit(run_random_faults, routed, 40)]
+        for run in runs:
+            run.result()
+
+
+def run_random_faults(mesh: Mesh, count: int) -> None:
     draw = random.Random(SEED)
-    for _ in range(24):
+    for _ in range(count):
         faults = []
-        stopped = draw.sample(sorted(peers.nodes), draw.choice((0, 1, 1, 2)))
+        pids = mesh.pids()
+        stopped = draw.sample(sorted(pids), draw.choice((0, 1, 1, 2)))
         for name in stopped:
-            peers.nodes[name].stop()
+            stop(pids[name])
+            faults.append(f"{name} was stopped")
         for _ in range(draw.choice((1, 2, 3))):
-            linked = sorted(peers.links(), key=sorted)
+            linked = sorted(mesh.links(), key=sorted)
             cut = draw.sample(linked, min(len(linked), draw.choice((1, 2, 4))))
-            peers.cut(cut)
+            mesh.cut(cut)
             faults.append(f"cuts of {[sorted(pair) for pair in cut]}")
-            time.sleep(draw.choice((0.0, 0.3, 0.8)))  # part of the schedule: the next fault occurs during the repair
+            # Part of the schedule: the next fault occurs during the repair, or after the lease of a stopped process.
+            time.sleep(draw.choice((0.0, 0.0, 0.0, 0.1, 0.1, 0.2, 0.3, 1.2)))
         for name in stopped:
-            peers.nodes[name].resume()
-        peers.heal(f"{stopped} were stopped, {', '.join(faults)}")
+            resume(pids[name])
+        if isinstance(mesh, Routed) and draw.random() < 0.25:
+            mesh.kill_router()
+            mesh.start_router()
+            faults.append("the router was killed")
+        mesh.heal(", ".join(faults))
 
 
 # --- other topologies ---
@@ -264,46 +332,37 @@ def test_peers_on_three_hosts_find_each_other_again_after_a_cable_was_pulled() -
             mesh.heal(f"the cable of {name} was pulled")
 
 
-def test_clients_find_each_other_again_through_their_router(host: list[str]) -> None:
+def test_clients_find_each_other_again_through_their_router(routed: Routed) -> None:
     """12 schedules: links to the router cut, the router stopped, killed and started again."""
-    endpoint = "tcp/127.0.0.1:7447"
-    with ExitStack() as stack:
-
-        def start_router() -> subprocess.Popen[str]:
-            command = [*host, sys.executable, "-m", "neuraxis", "router", "--listen", endpoint, "--json"]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-            stack.callback(lambda: (process.kill(), process.communicate()))
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            return process
-
-        router = start_router()
-        mesh = Mesh(host, "routed", NAMES[:3], Topology("client", (endpoint,)))
-        stack.callback(mesh.close)
-        mesh.heal("the start")
-        for number in range(12):
-            if number % 4 == 0:
-                mesh.run("ss", "-K", "dport", "=", ":7447")
-                mesh.heal("all links to the router were cut")
-            elif number % 4 == 1:
-                ends = [line.split()[2] for line in mesh.run("ss", "-tnH", "state", "established").splitlines()]
-                port = next(end.rpartition(":")[2] for end in sorted(ends) if not end.endswith(":7447"))
-                mesh.run("ss", "-K", "sport", "=", f":{port}")
-                mesh.heal("one link to the router was cut")
-            elif number % 4 == 2:
-                router.send_signal(signal.SIGSTOP)
-                until(lambda: all(is_alone(one) for one in mesh.nodes.values()), "them to say that they are alone")
-                router.send_signal(signal.SIGCONT)
-                mesh.heal("the router was stopped")
-            else:
-                router.kill()
-                router.wait()
-                until(lambda: all(is_alone(one) for one in mesh.nodes.values()), "them to say that they are alone")
-                router = start_router()
-                mesh.heal("the router was started again")
-            assert not any(is_alone(one) for one in mesh.nodes.values())
+    clients = list(routed.nodes.values())
+    for number in range(12):
+        links = sorted(routed.links(), key=sorted)
+        assert len(links) == len(clients)
+        if number % 4 == 0:
+            routed.cut(links)
+            routed.heal("all links to the router were cut")
+        elif number % 4 == 1:
+            routed.cut(links[:1])
+            routed.heal("one link to the router was cut")
+        elif number % 4 == 2:
+            stop(routed.router.pid)
+            until(lambda: all(is_alone(one) for one in clients), "them to say that they are alone")
+            resume(routed.router.pid)
+            routed.heal("the router was stopped")
+        else:
+            routed.kill_router()
+            until(lambda: all(is_alone(one) for one in clients), "them to say that they are alone")
+            routed.start_router()
+            routed.heal("the router was started again")
+        assert not any(is_alone(one) for one in clients)
 
 
 def is_alone(child: Child) -> bool:
     child.send("alone?")
     return bool(child.receive())
+
+
+def renewals(child: Child) -> int:
+    """Return how often a node has renewed its presence token, because a link to it was restored."""
+    child.send("renewed?")
+    return int(child.receive())

@@ -464,6 +464,27 @@ def test_slow_handlers_of_joins_and_leaves_do_not_pile_up_calls(
     last.undeclare()
 
 
+def test_a_node_whose_token_was_dropped_is_seen_again_when_it_renews_the_token(join: Join, mesh: str) -> None:
+    """Zenoh drops the token of a node on one side of a restored link; the other nodes see no leave."""
+    one, two, three = join("one"), join("two"), join("three")
+    meet(one, two, three)
+    watches = [Watch(node) for node in (two, three)]
+    for watch in watches:
+        until(lambda watch=watch: len(watch.seen) == 2, "the joins to be told of")  # type: ignore[misc]
+        watch.seen.clear()
+    two._membership._handle_token(peers.token_key(mesh, one.me), False)
+    watches[0].wait(("leave", "one"))
+    assert names(two) == ["three"]
+    one._renew_token()
+    watches[0].wait(("leave", "one"), ("join", "one"))
+    one._renew_token()
+    newer = presence_key(mesh, "one/*")
+    until(lambda: two._membership._tokens["one", one.incarnation] == {2}, f"only the newest of {newer}")
+    until(lambda: three._membership._tokens["one", one.incarnation] == {2}, f"only the newest of {newer}")
+    assert watches[1].seen == []
+    assert names(three) == ["one", "two"]
+
+
 def instructions(function: Callable[[], Any]) -> int:
     """Return how many of Python's instructions a call takes."""
     counted = 0

@@ -156,6 +156,30 @@ def _two_steps_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future
     return future.then(lambda done: done.value()[0]).then(lambda done: done.value() / 2)
 
 
+def test_a_rank_that_leaves_all_groups_after_a_loss_names_the_lost_rank_in_each() -> None:
+    with Ranks(_lose_through_another_rank, 3, torch=True) as ranks:
+        outcomes = ranks.outcomes(timeout=100)
+    story = [outcome.output for outcome in outcomes]
+    assert [outcome.status for outcome in outcomes] == [-signal.SIGKILL, 0, 0], story
+    assert [outcome.value for outcome in outcomes[1:]] == [(0, signal.SIGKILL)] * 2, story
+
+
+def _lose_through_another_rank() -> tuple[int | None, int | None]:
+    """Return the rank that this one has lost, with its signal. Rank 2 has no group with rank 0 in use."""
+    dist.init_process_group("shm")
+    rank = dist.get_rank()
+    # torch closes the newest group first: rank 1 ends the one that has lost a rank before the one with rank 2.
+    with_the_last, with_the_first = dist.new_group([1, 2]), dist.new_group([0, 1])
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost) as caught:
+        dist.all_reduce(torch.ones(4), group=with_the_first if rank == 1 else with_the_last)
+    dist.destroy_process_group()  # after the exception was handled
+    assert_nothing_left()
+    return caught.value.rank, caught.value.signal
+
+
 def test_groups_end_and_begin_again() -> None:
     assert run_ranks(_again, 2, torch=True) == [None] * 2
 

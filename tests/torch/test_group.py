@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -139,21 +141,48 @@ def test_a_group_has_one_backend() -> None:
 
 @pytest.mark.timeout(200)
 def test_torch_compile_takes_ddp_and_fsdp2() -> None:
-    assert run_ranks(_compiled, 2, torch=True, timeout=180) == [None] * 2
+    assert run_ranks(_compiled, 2, "aot_eager", torch=True, timeout=180) == [None] * 2
 
 
-def _compiled() -> None:
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+def test_torch_compile_by_inductor_takes_ddp(tmp_path: Path) -> None:
+    assert run_ranks(_compiled_by_inductor, 2, str(tmp_path), torch=True, timeout=180) == [None] * 2
+    assert list(tmp_path.rglob("*.so"))
+
+
+def _compiled_by_inductor(cache: str) -> None:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, which would outlive this rank
+    import torch._inductor.config as inductor
+
+    # Compile only the two kernels: no headers, and no programs that try what this processor can do.
+    inductor.cpp_cache_precompile_headers = False
+    inductor.cpp.simdlen = 1
+    _compiled("inductor", DistributedDataParallel)
+
+
+def _compiled(backend: str, *wrappers: Callable[[nn.Module], Any]) -> None:
     """Compiled models have the losses that they have without."""
+    graphs = torch._dynamo.utils.counters["stats"]
     with process_group():
-        for wrap in (DistributedDataParallel, fully_shard):
-            plain = _losses(wrap(_layers()))
-            assert _losses(torch.compile(wrap(_layers()), backend="aot_eager")) == pytest.approx(plain)
+        for wrap in wrappers or (DistributedDataParallel, fully_shard):
+            plain = _losses(wrap(_Layers()))
+            graphs.clear()
+            assert _losses(torch.compile(wrap(_Layers()), backend=backend)) == pytest.approx(plain)
+            assert graphs["unique_graphs"] == 1
 
 
-def _layers() -> nn.Module:
-    """Layers with buffers, which DDP broadcasts within the compiled forward pass."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+class _Layers(nn.Module):
+    """Layers with buffers, which DDP broadcasts before the compiled forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # the compiler skips functions of torch itself
+        return self.layers(x)
 
 
 def _losses(model: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""Reconnection of peers, and the warning of a node that no longer sees any other.
+"""Reconnection of peers, renewal of presence tokens, and the warning of a node that no longer sees any other.
 
 Zenoh reconnects a client to its routers and a peer to the endpoints that it was configured with. It does not reconnect
 two peers that learned of each other by gossip: a link that was cut, or that ended because one of the two processes was
@@ -11,6 +11,9 @@ See `docs/decisions/015-reconnection.md` for the alternatives.
 
 Two nodes of a local mesh that never had a link know each other only through the seed ports. While no node listens
 there, the thread opens a second session that does, and keeps it: all nodes retry those ports, and find each other.
+
+After a lost link is up again, Zenoh may have dropped the presence token of one side (see `neuraxis.mesh.membership`).
+So the thread renews the node's own token once the link has settled.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import math
 import random
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +54,8 @@ _REFUSALS = 4  # consecutive refusals by a peer on another machine before it is 
 _REFUSED_S = 5.0  # over at least this time
 _SEED_POLL_S = 0.5
 _UNLINKED_S = 3.0  # without a link through a seed port, although something listens there
+_SETTLED_S = 0.5  # after a link was restored, until the token is renewed
+_MAX_BROKEN = 1000  # links that are remembered as broken
 _ALONE_S = 2.0  # not an alarm earlier: the only other node may be restarting
 
 
@@ -90,9 +96,19 @@ class LinkMonitor:
         The session with its endpoints.
     membership : Membership
         The other nodes.
+    renew_token : callable
+        Declares this node's presence token again.
     """
 
-    def __init__(self, name: str, mesh: str, topology: Topology, opened: OpenedSession, membership: Membership) -> None:
+    def __init__(
+        self,
+        name: str,
+        mesh: str,
+        topology: Topology,
+        opened: OpenedSession,
+        membership: Membership,
+        renew_token: Callable[[], None],
+    ) -> None:
         self._alone = False
         self._name = name
         self._mesh = mesh
@@ -100,6 +116,9 @@ class LinkMonitor:
         self._is_client = topology.mode_in_use == "client"
         self._opened = opened
         self._membership = membership
+        self._renew_token = renew_token
+        self._broken: OrderedDict[str, None] = OrderedDict()  # Zenoh ids whose link was lost and is not yet up again
+        self._renewals: list[float] = []  # times at which the token is to be renewed
         self._known: dict[str, str] = {}  # endpoint by Zenoh id, of links that this side opened
         self._lost: dict[str, _Lost] = {}
         self._arrived = 0  # number of joins when this node was alone last
@@ -110,8 +129,9 @@ class LinkMonitor:
         self._failed: dict[str, float] = {}  # by step, the time when its failure was logged last
         import zenoh
 
-        self._router_lost_at = -math.inf  # of `time.monotonic`; at most `_POLL_S` late
+        self._link_lost_at = -math.inf  # of `time.monotonic`; at most `_POLL_S` late
         self._link_closed = zenoh.SampleKind.DELETE
+        self._reading = threading.Lock()
         self._events = opened.session.info.declare_link_events_listener(zenoh.handlers.RingChannel(1000))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neuraxis links", daemon=True)
@@ -126,8 +146,8 @@ class LinkMonitor:
         """Return True if a client lost a link to a router after `moment` (of `time.monotonic`)."""
         if not self._is_client:
             return False
-        self._note_lost_routers()
-        return self._router_lost_at > moment
+        self._read_events()
+        return self._link_lost_at > moment  # all links of a client are to routers
 
     def _stop(self) -> None:
         """Stop the thread, without waiting for it."""
@@ -147,12 +167,12 @@ class LinkMonitor:
     def _run(self) -> None:
         try:
             while not self._ended.wait(_POLL_S):
+                self._try("reading the events of links failed", self._read_events)
+                self._try("renewing the presence token failed", self._renew)
                 if self._opened.own is not None:
                     self._try("restoring links failed", self._watch_links)
                 if self._opened.seeds is not None:
                     self._try("checking the seed ports failed", self._watch_seeds)
-                if self._is_client:
-                    self._try("watching the link to the router failed", self._note_lost_routers)
                 self._try("counting the other nodes failed", self._watch_others)
                 self._try("querying presence tokens failed", self._membership.recover)
         finally:
@@ -185,15 +205,34 @@ class LinkMonitor:
             )  # fmt: skip
             self._arrived = arrived
 
-    def _note_lost_routers(self) -> None:
-        """Note the time at which a client lost a link; all its links are to routers."""
-        while (event := self._events.try_recv()) is not None:
-            if event.kind == self._link_closed:
-                self._router_lost_at = time.monotonic()
+    def _read_events(self) -> None:
+        """Read which links were opened and closed since the last time. Threads of requests call it as well."""
+        with self._reading:
+            restored = False
+            while (event := self._events.try_recv()) is not None:
+                zid = str(event.link.zid)
+                if event.kind == self._link_closed:
+                    self._link_lost_at = time.monotonic()
+                    self._broken[zid] = None
+                    if len(self._broken) > _MAX_BROKEN:
+                        self._broken.popitem(last=False)
+                    continue
+                self._remember(event.link)
+                if zid in self._broken:
+                    del self._broken[zid]
+                    restored = True
+            if restored:
+                self._renewals.append(time.monotonic() + _SETTLED_S)
+
+    def _renew(self) -> None:
+        now = time.monotonic()
+        with self._reading:
+            is_due = bool(self._renewals) and self._renewals[0] <= now
+            self._renewals = [due for due in self._renewals if due > now]
+        if is_due:
+            self._renew_token()
 
     def _watch_links(self) -> None:
-        while (event := self._events.try_recv()) is not None:  # links that were opened and closed in between
-            self._remember(event.link)
         linked = set()
         for link in self._opened.session.info.links():
             self._remember(link)

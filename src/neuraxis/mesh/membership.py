@@ -3,6 +3,10 @@
 Each node declares a liveliness token, its *presence token*. Zenoh withdraws it when the node closes, dies or is cut
 off, so Zenoh's keep-alives are the failure detector. The key of a token contains all that is known of a node without
 asking it.
+
+When a link is restored while a process wakes from a stop, Zenoh sometimes drops the token of the other side for good.
+So a node that was linked again renews its token: it declares one with the next number and withdraws the old one. A node
+is present as long as one of its tokens is.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ __all__ = ["MAX_PEERS", "Membership", "Peer", "is_token_of", "role_key", "token_
 
 MAX_PEERS = 10_000  # nodes that are tracked; each takes about 1 KB
 _MAX_INCARNATIONS = 16  # of one name; more than one only while a restarted node replaces the old one
+_MAX_TOKENS = 4  # of one node; more than one only while it renews its token
 _LOG_S = 10.0
 _SHORTEST_PAUSE_S = 0.25  # between two queries for tokens that were not tracked
 _LONGEST_PAUSE_S = 60.0
@@ -81,13 +86,16 @@ class Peer:
         return role == self.role or role in self.roles
 
 
-def token_key(mesh: str, peer: Peer) -> str:
+def token_key(mesh: str, peer: Peer, number: int = 0) -> str:
     """Return the key of a node's presence token: its name, its roles, and encoded facts (host, pid, incarnation).
+
+    `number` counts how often the node has renewed it; a first token has none.
 
     Roles are parts of the key, so that a router's access rules verify them like the name. Raises InvalidArgument if the
     key is longer than other nodes accept.
     """
-    facts = msgspec.msgpack.encode([peer.role, peer.host, peer.pid, peer.incarnation, list(peer.roles)])
+    renewed = [number] if number else []
+    facts = msgspec.msgpack.encode([peer.role, peer.host, peer.pid, peer.incarnation, list(peer.roles), *renewed])
     key = role_key(mesh, peer.name, {peer.role, *peer.roles}, base64.urlsafe_b64encode(facts).decode().rstrip("="))
     if len(key) > LONGEST_KEY:
         raise InvalidArgument(f"roles: {len(peer.roles):,} roles do not fit into {LONGEST_KEY:,} bytes. Use fewer")
@@ -100,7 +108,17 @@ def role_key(mesh: str, name: str, roles: Iterable[str], facts: str) -> str:
     return presence_key(mesh, "/".join((name, *parts, facts)))
 
 
-def _read_token(prefix: str, key: str) -> Peer | None:
+class _Facts(msgspec.Struct, array_like=True):
+    role: str
+    host: str
+    pid: int
+    incarnation: int
+    roles: list[str]
+    number: int = 0
+
+
+def _read_token(prefix: str, key: str) -> tuple[Peer, int] | None:
+    """Return the node of a token and the token's number; None if it is malformed."""
     if len(key) > LONGEST_KEY:
         return None
     parts = key.removeprefix(prefix).split("/")
@@ -111,18 +129,20 @@ def _read_token(prefix: str, key: str) -> Peer | None:
     name = "/".join(parts)
     try:
         content = base64.urlsafe_b64decode(facts + "=" * (-len(facts) % 4))
-        role, host, pid, incarnation, roles = msgspec.msgpack.decode(content, type=tuple[str, str, int, int, list[str]])
-        if {role, *roles} - {""} != verified:
+        found = msgspec.msgpack.decode(content, type=_Facts)
+        if {found.role, *found.roles} - {""} != verified:
             return None  # it claims a role that its key does not contain
-        return Peer(check_name(name, "name"), role, host, pid, incarnation, tuple(roles))
+        node = check_name(name, "name")
+        peer = Peer(node, found.role, found.host, found.pid, found.incarnation, tuple(found.roles))
+        return peer, found.number
     except (ValueError, msgspec.MsgspecError, InvalidArgument):
         return None
 
 
 def is_token_of(mesh: str, key: str, name: str) -> bool:
     """Return True if a key is the presence token of a node of this name."""
-    peer = _read_token(presence_key(mesh, ""), key)
-    return peer is not None and peer.name == name
+    token = _read_token(presence_key(mesh, ""), key)
+    return token is not None and token[0].name == name
 
 
 class Membership(Declaration):
@@ -146,6 +166,7 @@ class Membership(Declaration):
         self._all = presence_key(mesh)
         self._incarnations: dict[str, dict[int, Peer]] = {}  # by name and incarnation
         self._arrivals: dict[tuple[str, int], int] = {}
+        self._tokens: dict[tuple[str, int], set[int]] = {}  # numbers of the tokens of each node
         self._latest_arrivals: dict[str, tuple[int, int]] = {}  # by name; read by every request
         self._arrived = 0
         self._surplus = 0  # tokens beyond MAX_PEERS
@@ -155,7 +176,7 @@ class Membership(Declaration):
         self._pause_s = _SHORTEST_PAUSE_S
         self._next_query = 0.0
         self._warned = False
-        self._gone: set[tuple[str, int]] | None = None  # nodes that left during a query for all tokens
+        self._gone: set[tuple[str, int, int]] | None = None  # tokens withdrawn during a query for all tokens
         self._malformed = _Tally("presence tokens are malformed")
         self._duplicates = _Tally("presence tokens carry this node's name")
         self._joined: list[Callable[[Peer], Any]] = []
@@ -240,25 +261,27 @@ class Membership(Declaration):
             self._querying = False
             self._surplus = int(more)
             self._crowded.clear()
-            for peer in found:
-                if (peer.name, peer.incarnation) not in gone:
-                    self._update(peer, True)
+            for peer, number in found:
+                if (peer.name, peer.incarnation, number) not in gone:
+                    self._update(peer, number, True)
             if not self.surplus and self._warned:
                 self._warned = False
                 _log.warning("membership: all %d nodes are tracked again", len(self._arrivals))
 
-    def _unknown_tokens(self) -> tuple[list[Peer], bool]:
+    def _unknown_tokens(self) -> tuple[list[tuple[Peer, int]], bool]:
         """Query all tokens; return those not tracked, at most `MAX_PEERS`, and True if there may be more."""
         import zenoh
 
-        found: list[Peer] = []
+        found: list[tuple[Peer, int]] = []
         replies = self._session.liveliness().get(self._all, zenoh.handlers.FifoChannel(100_000), timeout=2.0)
         for number, reply in enumerate(replies):
             if len(found) >= MAX_PEERS or number >= 10 * MAX_PEERS or self.closed:
                 return found, True
-            peer = None if reply.ok is None else _read_token(self._prefix, str(reply.ok.key_expr))
-            if peer is not None and peer != self._me and (peer.name, peer.incarnation) not in self._arrivals:
-                found.append(peer)
+            token = None if reply.ok is None else _read_token(self._prefix, str(reply.ok.key_expr))
+            if token is None or token[0] == self._me:
+                continue
+            if (token[0].name, token[0].incarnation) not in self._arrivals:
+                found.append(token)
         return found, False
 
     def arrival_of(self, name: str) -> tuple[int, int] | None:
@@ -371,24 +394,33 @@ class Membership(Declaration):
                     _log.exception("membership: handling a token failed (%d more since the last line)", withheld)
 
     def _handle_token(self, key: str, joined: bool) -> None:
-        peer = _read_token(self._prefix, key)
-        if peer is None:
+        token = _read_token(self._prefix, key)
+        if token is None:
             self._malformed.add(f"such as {key[:100]!r}")
             return
+        peer, number = token
         if peer == self._me:
             return
         if joined and self._me is not None and peer.name == self._me.name:
             # Both nodes checked the name when they started, so they were not yet connected then.
             self._duplicates.add(f"another node called {peer.name!r} is on the mesh: process {peer.pid} on {peer.host}")
         with self._changed:
-            self._update(peer, joined)
+            self._update(peer, number, joined)
 
-    def _update(self, peer: Peer, joined: bool) -> None:
-        """Add or remove a peer, and queue the handlers. The caller holds the lock."""
+    def _update(self, peer: Peer, number: int, joined: bool) -> None:
+        """Add or remove a token of a peer, and queue the handlers if the peer joins or leaves by it.
+
+        The caller holds the lock.
+        """
         present = self._incarnations.get(peer.name, {})
         if not joined and self._gone is not None:
-            self._gone.add((peer.name, peer.incarnation))
-        if joined == (peer.incarnation in present):
+            self._gone.add((peer.name, peer.incarnation, number))
+        tokens = self._tokens.get((peer.name, peer.incarnation), set())
+        if not joined:
+            tokens.discard(number)
+        elif len(tokens) < _MAX_TOKENS:
+            tokens.add(number)
+        if bool(tokens) == (peer.incarnation in present):
             return
         if joined and (len(self._arrivals) >= MAX_PEERS or len(present) >= _MAX_INCARNATIONS):
             if len(present) >= _MAX_INCARNATIONS:
@@ -407,9 +439,10 @@ class Membership(Declaration):
             self._arrived += 1
             self._incarnations.setdefault(peer.name, present)[peer.incarnation] = peer
             self._arrivals[identity] = self._arrived
+            self._tokens[identity] = tokens
         else:
             peer = present.pop(peer.incarnation)
-            del self._arrivals[identity]
+            del self._arrivals[identity], self._tokens[identity]
             self._wants_all |= peer.name in self._crowded
         if present:
             latest = max(present)

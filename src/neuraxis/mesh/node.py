@@ -152,10 +152,11 @@ class Node:
         self._ended = threading.Event()
         self._status: Service | None = None
         self._token: Any = None
+        self._renewed = 0  # how often the token was renewed
         self._silent_ports: tuple[int, ...] = ()
         also = tuple(check_name(one, "roles") for one in roles)
         self.me = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, also)
-        token_key(self.mesh, me)  # raises if it is too long, before anything is opened
+        token_key(self.mesh, me, 2**32)  # raises if it is too long, before anything is opened
         self._links: LinkMonitor | None = None
         opened = open_links(self.topology, mesh)
         self._session = opened.session
@@ -165,7 +166,7 @@ class Node:
             if opened.seeds is not None:
                 self._wait_for_links(opened.seeds)
             self._membership = Membership(self._session, mesh, me if visible else None)
-            self._links = LinkMonitor(self.name, mesh, self.topology, opened, self._membership)
+            self._links = LinkMonitor(self.name, mesh, self.topology, opened, self._membership, self._renew_token)
             self._requests = Requests(self._guarded, self._membership, mesh, me, self._check_router)
             if visible:
                 self._status = Service(
@@ -186,6 +187,17 @@ class Node:
             if self._token is None:
                 with self._guarded:
                     self._token = self._session.liveliness().declare_token(token_key(self.mesh, self.me))
+
+    def _renew_token(self) -> None:
+        """Replace the presence token by one with another key, which Zenoh sends to all nodes."""
+        with self._lock:
+            if self._token is None or self._guarded.closed:
+                return
+            old = self._token
+            key = token_key(self.mesh, self.me, self._renewed + 1)
+            self._token = self._session.liveliness().declare_token(key)
+            self._renewed += 1
+        old.undeclare()
 
     # --- publish ------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from torch.autograd import _profiler_enabled, _record_function_with_args_enter, 
 from neuraxis.comm.backends.base import Exchange
 from neuraxis.comm.backends.shm.backend import ShmBackend
 from neuraxis.comm.communicator import Communicator
+from neuraxis.comm.failures import error_to_close_with
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.operations import Work, seconds_of
 from neuraxis.comm.reduction import ReduceOp
@@ -46,7 +47,14 @@ from neuraxis.errors import (
 from neuraxis.torch.work import FinishedWork, PendingWork, excluded_from_graphs, running_callbacks
 from neuraxis.wire.trees import iter_leaves
 
-__all__ = ["ShmProcessGroup", "StoreExchange", "check_one_host", "create_process_group", "reduce_op_of"]
+__all__ = [
+    "ShmProcessGroup",
+    "StoreExchange",
+    "check_one_host",
+    "create_process_group",
+    "reduce_op_of",
+    "send_last_messages",
+]
 
 Tensors = Sequence[torch.Tensor]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -458,6 +466,15 @@ def create_process_group(options: Any) -> ShmProcessGroup:
     communicator = Communicator(backend, world_ranks, timeout, name)
     _communicators.add(communicator)
     return ShmProcessGroup(options.store, communicator)
+
+
+def send_last_messages() -> None:
+    """Send the last message of this rank in all groups, if it leaves them because of an exception or a lost rank."""
+    for communicator in list(_communicators):
+        backend = communicator.backend
+        error = None if backend is None else error_to_close_with(backend)
+        if error is not None:
+            communicator.send_last_message(error)
 
 
 def _after_fork_in_child() -> None:

@@ -40,6 +40,7 @@ def register() -> None:
         return
     dist.Backend.register_backend(BACKEND_NAME, _create_process_group, extended_api=True, devices=["cpu"])
     _wrap_functions_with_fixed_backends(dist)
+    _wrap_destroy_process_group(dist)
 
 
 def _create_process_group(options: Any, backend_options: Any = None) -> Any:
@@ -87,6 +88,26 @@ def _wrap_functions_with_fixed_backends(dist: Any) -> None:
         module.monitored_barrier = monitored_barrier
     c10d._set_pg_timeout = _set_pg_timeout
     c10d.BackendConfig.__init__ = configure
+
+
+def _wrap_destroy_process_group(dist: Any) -> None:
+    """Make the end of all groups send this rank's last messages first.
+
+    torch closes the groups one by one. A group that is closed after the one that has lost a rank would otherwise end
+    in good order, and its ranks would name this one instead of the lost one.
+    """
+    c10d = dist.distributed_c10d
+    torch_destroy = c10d.destroy_process_group
+
+    @functools.wraps(torch_destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        processes = optional.loaded("neuraxis.torch.process_group")
+        if processes is not None and (group is None or group == c10d.GroupMember.WORLD):
+            processes.send_last_messages()
+        torch_destroy(group)
+
+    for module in (dist, c10d):
+        module.destroy_process_group = destroy_process_group
 
 
 def _shm_group(group: Any, c10d: Any) -> Any:
