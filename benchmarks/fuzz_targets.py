@@ -186,7 +186,7 @@ def presence_tokens(folder: Path) -> Prepared:
     prefix = peers.presence_key("fuzz", "")
     keys = [
         peers.token_key("fuzz", peers.Peer("arm", "motor", "host", 42, 10**18, ("a", "b"))),
-        peers.token_key("fuzz", peers.Peer("sensor/thermal", "", "", 0, 0)),
+        peers.token_key("fuzz", peers.Peer("sensor/thermal", "", "", 0, 0), number=3),
     ]
     read = peers._read_token
     return Prepared([key.encode() for key in keys], lambda data: read(prefix, data.decode("latin-1")))
@@ -735,8 +735,7 @@ def authority(folder: Path) -> Prepared:
         for path, content in ((pem, first), (key, second)):
             path.chmod(0o600)
             path.write_bytes(content)
-        _, serialization = certificates._cryptography()
-        return certificates._read_authority(folder, serialization)
+        return certificates._read_authority(folder)
 
     return Prepared([both], read, (InvalidArgument,))
 
