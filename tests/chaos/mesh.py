@@ -301,6 +301,8 @@ def attack(
 
     def reach(counter: str) -> int:
         """Return how many nodes receive such a frame at least: a publication all but the one in whose name it is."""
+        if counter == "subscription repeated":
+            return 1  # a tracker of sequence numbers that has merged or evicted gaps does not know every repeat
         kind = counter.partition(" ")[0]
         return {"subscription": len(nodes) - 1, "presence": len(nodes)}.get(kind, 1)
 
