@@ -37,9 +37,8 @@ def kill_while_it_saves(room: Room, chance: random.Random) -> None:
 def save_to_a_full_disk(room: Room, chance: random.Random) -> None:
     disk = room.small_disk(1)
     room.fault("full disk")
-    reported = room.start(
-        "tests.chaos.checkpoints", disk / "saved", disk / "filler", chance.choice((0, 4096, 20_000))
-    ).receive(120.0)
+    left = chance.choice((0.0, 0.3, 0.9))  # of the room that a state needs
+    reported = room.start("tests.chaos.checkpoints", disk / "saved", disk / "filler", left).receive(120.0)
     assert reported["error"] == "CheckpointError", reported
     _check_state(disk / "saved", at_least=reported["saved"])
 
@@ -89,8 +88,8 @@ def _check_state(folder: Path, at_least: int) -> None:
         assert simulation.fingerprint() == _fingerprint_after(simulation.steps)
 
 
-def main(folder: str, filler: str, leave: int) -> None:
-    """Save a state, fill the disk, and save again until it fails; say what the last state is and what it raised."""
+def main(folder: str, filler: str, share: float) -> None:
+    """Save states, fill the disk but for a share of a state, and save again; report the last state and the error."""
     saved = 0
     try:
         with Simulation(driven(n=NEURONS)) as simulation:
@@ -99,9 +98,10 @@ def main(folder: str, filler: str, leave: int) -> None:
                 simulation.save(folder)
                 saved = simulation.steps
                 if saved == 3:
+                    needed = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*"))
                     with open(filler, "wb") as file:
                         free = os.statvfs(Path(filler).parent)
-                        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
+                        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - int(share * needed))
         answer = {"error": None, "saved": saved}
     except NeuraxisError as error:
         answer = {"error": type(error).__name__, "saved": saved}
@@ -109,4 +109,4 @@ def main(folder: str, filler: str, leave: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

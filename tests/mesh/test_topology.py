@@ -308,3 +308,11 @@ def test_peers_by_hand(join: Join) -> None:
     left.close()
     until(lambda: [peer.name for peer in third.peers(ask=False)] == ["right"], "the end of the one in between")
     assert third.request("right", "echo", 8) == 8
+
+
+def test_a_node_knows_its_links_when_it_is_ready(join: Join) -> None:
+    """A link that is lost in the first moments is restored only if the node knew it by then."""
+    first = join("first")
+    second = join("second")
+    known = [*first._links._known.values(), *second._links._known.values()]  # type: ignore[union-attr]
+    assert known, "neither side remembers the link that it opened"

@@ -133,6 +133,8 @@ class LinkMonitor:
         self._link_closed = zenoh.SampleKind.DELETE
         self._reading = threading.Lock()
         self._events = opened.session.info.declare_link_events_listener(zenoh.handlers.RingChannel(1000))
+        for link in opened.session.info.links():  # opened before; they may be lost before the thread looks at them
+            self._remember(link)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neuraxis links", daemon=True)
         self._thread.start()
