@@ -31,7 +31,7 @@ from torch.autograd import _profiler_enabled, _record_function_with_args_enter, 
 from neuraxis.comm.backends.base import Exchange
 from neuraxis.comm.backends.shm.backend import ShmBackend
 from neuraxis.comm.communicator import Communicator
-from neuraxis.comm.failures import error_to_close_with
+from neuraxis.comm.failures import error_to_close_with, open_groups
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.operations import Work, seconds_of
 from neuraxis.comm.reduction import ReduceOp
@@ -393,6 +393,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_LIVENESS_SECONDS = 0.5  # how long the setup of a group waits before it checks that the others are alive
 
 
 class StoreExchange:
@@ -412,9 +413,8 @@ class StoreExchange:
         keys = [self._key(self._round, rank) for rank in range(self._size)]
         # Some stores treat an empty value as missing.
         self._store.set(keys[self._rank], b"=" + content)
-        remaining = timedelta(seconds=max(0.001, self._deadline - time.monotonic()))
         try:
-            self._store.wait(keys, remaining)
+            self._wait(keys)
             contents = [bytes(self._store.get(key))[1:] for key in keys]
         except (RuntimeError, dist.DistError) as error:
             raise self._failure(keys, error) from error
@@ -423,6 +423,30 @@ class StoreExchange:
                 self._store.delete_key(self._key(self._round - 1, self._rank))
         self._round += 1
         return contents
+
+    def _wait(self, keys: Sequence[str]) -> None:
+        """Wait for the keys, and look meanwhile for ranks whose processes have ended."""
+        while True:
+            begun = time.monotonic()
+            limit = max(0.001, min(_LIVENESS_SECONDS, self._deadline - begun))
+            try:
+                self._store.wait(keys, timedelta(seconds=limit))
+                return
+            except (RuntimeError, dist.DistError):
+                now = time.monotonic()
+                if now < begun + 0.9 * limit or now >= self._deadline:  # the store has failed, or it is too late
+                    raise
+            self._check_processes(keys)
+
+    def _check_processes(self, keys: Sequence[str]) -> None:
+        """Raise PeerLost for a rank that is missing here and whose process has ended, if an open group watches it."""
+        for group in open_groups():
+            if not isinstance(group, ShmBackend):
+                continue
+            for world in group.ended_ranks().intersection(self._world_ranks):
+                # A rank that has ended cannot write its key any more.
+                if not self._store.check([keys[self._world_ranks.index(world)]]):
+                    group.raise_loss("the setup of a group", world)
 
     def _key(self, round_: int, rank: int) -> str:
         return f"neuraxis/{self._setup}/{round_}/{rank}"
