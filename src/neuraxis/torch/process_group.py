@@ -393,7 +393,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_LIVENESS_SECONDS = 0.5  # how long the setup of a group waits before it checks that the others are alive
+_LONGEST_PAUSE_S = 0.02  # of the setup of a group, between two looks at the other ranks
 
 
 class StoreExchange:
@@ -426,17 +426,16 @@ class StoreExchange:
 
     def _wait(self, keys: Sequence[str]) -> None:
         """Wait for the keys, and look meanwhile for ranks whose processes have ended."""
-        while True:
-            begun = time.monotonic()
-            limit = max(0.001, min(_LIVENESS_SECONDS, self._deadline - begun))
-            try:
-                self._store.wait(keys, timedelta(seconds=limit))
+        watched = any(isinstance(group, ShmBackend) for group in open_groups())
+        pause_s = 0.001
+        # Polled, because torch's store writes a warning for each wait that runs out.
+        while watched and time.monotonic() < self._deadline:
+            if self._store.check(keys):
                 return
-            except (RuntimeError, dist.DistError):
-                now = time.monotonic()
-                if now < begun + 0.9 * limit or now >= self._deadline:  # the store has failed, or it is too late
-                    raise
             self._check_processes(keys)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._store.wait(keys, timedelta(seconds=max(0.001, self._deadline - time.monotonic())))
 
     def _check_processes(self, keys: Sequence[str]) -> None:
         """Raise PeerLost for a rank that is missing here and whose process has ended, if an open group watches it."""
