@@ -31,7 +31,7 @@ from torch.autograd import _profiler_enabled, _record_function_with_args_enter, 
 from neuraxis.comm.backends.base import Exchange
 from neuraxis.comm.backends.shm.backend import ShmBackend
 from neuraxis.comm.communicator import Communicator
-from neuraxis.comm.failures import error_to_close_with
+from neuraxis.comm.failures import error_to_close_with, open_groups
 from neuraxis.comm.host import host_identity
 from neuraxis.comm.operations import Work, seconds_of
 from neuraxis.comm.reduction import ReduceOp
@@ -393,6 +393,7 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_LONGEST_PAUSE_S = 0.02  # of the setup of a group, between two looks at the other ranks
 
 
 class StoreExchange:
@@ -412,9 +413,8 @@ class StoreExchange:
         keys = [self._key(self._round, rank) for rank in range(self._size)]
         # Some stores treat an empty value as missing.
         self._store.set(keys[self._rank], b"=" + content)
-        remaining = timedelta(seconds=max(0.001, self._deadline - time.monotonic()))
         try:
-            self._store.wait(keys, remaining)
+            self._wait(keys)
             contents = [bytes(self._store.get(key))[1:] for key in keys]
         except (RuntimeError, dist.DistError) as error:
             raise self._failure(keys, error) from error
@@ -423,6 +423,29 @@ class StoreExchange:
                 self._store.delete_key(self._key(self._round - 1, self._rank))
         self._round += 1
         return contents
+
+    def _wait(self, keys: Sequence[str]) -> None:
+        """Wait for the keys, and look meanwhile for ranks whose processes have ended."""
+        watched = any(isinstance(group, ShmBackend) for group in open_groups())
+        pause_s = 0.001
+        # Polled, because torch's store writes a warning for each wait that runs out.
+        while watched and time.monotonic() < self._deadline:
+            if self._store.check(keys):
+                return
+            self._check_processes(keys)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._store.wait(keys, timedelta(seconds=max(0.001, self._deadline - time.monotonic())))
+
+    def _check_processes(self, keys: Sequence[str]) -> None:
+        """Raise PeerLost for a rank that is missing here and whose process has ended, if an open group watches it."""
+        for group in open_groups():
+            if not isinstance(group, ShmBackend):
+                continue
+            for world in group.ended_ranks().intersection(self._world_ranks):
+                # A rank that has ended cannot write its key any more.
+                if not self._store.check([keys[self._world_ranks.index(world)]]):
+                    group.raise_loss("the setup of a group", world)
 
     def _key(self, round_: int, rank: int) -> str:
         return f"neuraxis/{self._setup}/{round_}/{rank}"

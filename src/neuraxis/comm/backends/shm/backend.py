@@ -615,6 +615,14 @@ class ShmBackend(Backend):
             self.loss = self.loss or lost
             raise lost
 
+    def ended_ranks(self) -> set[int]:
+        """Return the world ranks whose processes have ended."""
+        return {self._world_ranks[rank] for rank in self._watch.ended()}
+
+    def raise_loss(self, what: str, world_rank: int) -> None:
+        """Raise PeerLost if a rank has died or left; `what` is the call that needs it."""
+        self._check_ranks(what, self._world_ranks.index(world_rank), 0)
+
     def _is_gone(self, rank: int, ended: dict[int, ProcessExit]) -> bool:
         message = self._last_message_of(rank)
         if message is not None:
