@@ -26,6 +26,7 @@ OTHERS = {
     "cli/launch.py": {"--epochs"},
     "cli/sweep.py": {"--host", "--port", "--nworkers", "--nthreads"},
     "process/supervisor.py": {"--time"},  # an arrow
+    "simulation/parallel.py": {"--shm-size"},  # of Docker
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 COMMAND = re.compile(r"neuraxis ((?:[a-z]+ ?)+)")

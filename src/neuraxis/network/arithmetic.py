@@ -94,7 +94,7 @@ def tanh(x: float) -> float:
     """Return the hyperbolic tangent.
 
     >>> tanh(0.5)
-    0.46211715726000973
+    0.46211715726000974
     """
     if abs(x) > 40.0:
         return math.copysign(1.0, x)
