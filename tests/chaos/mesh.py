@@ -302,7 +302,9 @@ def attack(
     def reach(counter: str) -> int:
         """Return how many nodes receive such a frame at least: a publication all but the one in whose name it is."""
         if counter == "subscription repeated":
-            return 1  # a tracker of sequence numbers that has merged or evicted gaps does not know every repeat
+            # In about one of five runs of `--seed 53 --only peers_that_die_or_stop:0` a node that was started again
+            # just before counts fewer repeats than it was sent. The cause is not known yet.
+            return 1
         kind = counter.partition(" ")[0]
         return {"subscription": len(nodes) - 1, "presence": len(nodes)}.get(kind, 1)
 
