@@ -23,7 +23,7 @@ from neuraxis.brain import regions, spec
 from neuraxis.cli import _COMMANDS
 from neuraxis.cli.errors import EXIT_CODES
 from neuraxis.network import NeuronModel, models
-from neuraxis.network.neuron_model import _unit
+from neuraxis.network.parameters import unit
 
 CONNECTION_RULES = [
     network.OneToOne, network.AllToAll, network.PairwiseBernoulli, network.FixedInDegree, network.FixedOutDegree,
@@ -85,22 +85,26 @@ def code(value: object) -> str:
 
 def model_rows(model: NeuronModel) -> dict[str, list[tuple[str, ...]]]:
     """Return the parameters, inputs, signals and states of a model, each as rows of cells."""
-    inputs = [(code(name), f"weights in {_unit(name)}" if _unit(name) else "weights") for name in model.receptors]
+    inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights") for name in model.receptors]
     if model.takes_current:
-        inputs.append(("`current_pa`", "current from `Network.current`"))
+        inputs.append(("current_pa", "current from `Network.current`"))
     found = {
-        "Parameters": [(code(name), f"{value:g} {_unit(name)}".strip()) for name, value in model.parameters.items()],
+        "Parameters": [(name, f"{value:g} {unit(name)}".strip()) for name, value in model.parameters.items()],
         "Inputs": inputs,
-        "Signals": [(code(name), f"{value}") for name, value in model.signals.items()],
-        "States": [(code(name), f"{value:g} {_unit(name)}".strip()) for name, value in model.states.items()],
+        "Signals": [(name, f"{value}") for name, value in model.signals.items()],
+        "States": [(name, f"{value:g} {unit(name)}".strip()) for name, value in model.states.items()],
     }
-    return {title: rows for title, rows in found.items() if rows}
+    return {
+        title: [(code(name), text, model.meanings.get(name, "")) for name, text in rows]
+        for title, rows in found.items()
+        if rows
+    }
 
 
 def model_text(model: NeuronModel) -> str:
     second = {"Parameters": "default", "Inputs": "what arrives", "Signals": "default", "States": "initial value"}
     names = {"Parameters": "parameter", "Inputs": "input", "Signals": "signal", "States": "state"}
-    parts = [table((names[title], second[title]), rows) for title, rows in model_rows(model).items()]
+    parts = [table((names[title], second[title], "meaning"), rows) for title, rows in model_rows(model).items()]
     return "\n".join(parts) or "The model has no parameters, inputs or states.\n"
 
 
@@ -135,7 +139,7 @@ def fields_text(owner: type) -> str:
 
 
 def unit_of(name: str, text: str) -> str:
-    return _unit(name) or ("unit of the weight" if "unit of the weight" in text else "")
+    return unit(name) or ("unit of the weight" if "unit of the weight" in text else "")
 
 
 # --- the TOML file of a brain -----------------------------------------------------------------------------
@@ -173,7 +177,7 @@ def struct_table(struct: type[msgspec.Struct]) -> str:
         meaning = re.sub(
             r"\bNone( if|:)", lambda found: "absent if" if found[1] == " if" else "without it:", text[field.name]
         )
-        rows.append((code(field.encode_name), type_name(field.type), _unit(field.name), shown, meaning))
+        rows.append((code(field.encode_name), type_name(field.type), unit(field.name), shown, meaning))
     return table(("key", "type", "unit", "default", "meaning"), rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import html
+import textwrap
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from neuraxis.network.plasticity import PlasticityRule, RewardSTDP
 from neuraxis.network.population import Population, make_population
 from neuraxis.network.projection import Projection, choose_receptor, make_projection
 from neuraxis.network.rules import Explicit, Rule
+from neuraxis.notebook import text_table
 
 __all__ = ["LARGEST_STEP", "Accumulator", "Network", "brief", "describe", "describe_html"]
 
@@ -728,10 +730,7 @@ def describe(network: Network) -> str:
     """Return the network as text: a summary line and a table for each kind of part."""
     parts = [_summary(network)]
     for title, columns, rows in _tables(network):
-        lines = [columns, *rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        parts.append("\n".join([title, *(f"  {line}".rstrip() for line in text)]))
+        parts.append(f"{title}\n{textwrap.indent(text_table(columns, rows), '  ')}")
     return "\n\n".join(parts)
 
 

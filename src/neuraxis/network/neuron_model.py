@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neuraxis.arguments import frozen, plain
+from neuraxis.arguments import frozen, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.inlining import always_returns, inline_functions, parse_function, value_of
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
+from neuraxis.network.parameters import ParameterTable, unit
 
 __all__ = ["NeuronModel", "lower_model", "neuron_model"]
 
@@ -43,10 +44,6 @@ LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
 ENGINE_ARGUMENTS = ("current_pa", "uniform")
 _USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
-_UNITS = {
-    "ms": "ms", "s": "s", "hz": "Hz", "mv": "mV", "pa": "pA", "na": "nA", "pf": "pF", "nf": "nF", "ns": "nS",
-    "us": "uS", "mohm": "MOhm",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +62,8 @@ class NeuronModel:
     receptors : tuple of str
         Names of the inputs that synapses can connect to.
     parameters : mapping of str to float or int
-        Values of the parameters, in the units that their names end in.
+        Values of the parameters, in the units that their names end in; printed as a table of names, values, defaults,
+        units and meanings.
     source : str
         Source of the function, without decorator, annotations and docstring.
     arguments : tuple of str
@@ -82,6 +80,8 @@ class NeuronModel:
         Function of (parameters, dt_ms) that returns the constants.
     description : str
         Docstring of the function.
+    meanings : mapping of str to str
+        Short phrases that say what parameters, states, receptors and signals are.
 
     Examples
     --------
@@ -105,10 +105,13 @@ class NeuronModel:
     dt_ms: float | None = None
     constants_for: Constants | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
+    meanings: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("states", "parameters", "globals_used", "signals", "constants"):
+        for name in ("states", "globals_used", "signals", "constants", "meanings"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
+        if not isinstance(self.parameters, ParameterTable):
+            object.__setattr__(self, "parameters", ParameterTable(self.parameters, meanings=self.meanings))
         self._add_help()
 
     def _add_help(self) -> None:
@@ -163,7 +166,8 @@ class NeuronModel:
             name: float(value) if isinstance(self.parameters[name], float) else value
             for name, value in parameters.items()
         }
-        return replace(self, parameters={**self.parameters, **typed}, signals=signals)
+        assert isinstance(self.parameters, ParameterTable)
+        return replace(self, parameters=self.parameters.changed(typed), signals=signals)
 
     @property
     def takes_current(self) -> bool:
@@ -227,6 +231,7 @@ def neuron_model(
     parameters: Mapping[str, Number] | None = None,
     signals: Mapping[str, float] | None = None,
     constants: Constants | None = None,
+    meanings: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
     """Decorate a function that advances one neuron by one step, to make a neuron model of it.
 
@@ -244,6 +249,9 @@ def neuron_model(
         Inputs that can follow a rhythm or neuromodulator, with the values that they have otherwise.
     constants : callable, optional
         Function of (parameters, dt_ms) that returns further values for the function, computed once in float64.
+    meanings : mapping of str to str, optional
+        A short phrase for parameters, states, receptors and signals by name, as "membrane time constant". They are
+        shown by `help(model)` and in the table of `model.parameters`.
 
     Returns
     -------
@@ -254,7 +262,7 @@ def neuron_model(
     ------
     InvalidArgument
         The function does not take a state, receptor or signal, does not return `(spike, *states)`, or uses something
-        that models cannot use.
+        that models cannot use; or `meanings` has a name that the model does not have.
 
     Examples
     --------
@@ -294,6 +302,7 @@ def neuron_model(
                 if one not in arguments:
                     raise InvalidArgument(f"{name}: the function does not take the {kind} {one!r}. Add the argument.")
         _check_returns(name, tree, states)
+        said = _checked_meanings(name, meanings or {}, [*(parameters or {}), *states, *receptors, *(signals or {})])
         made = NeuronModel(
             name=name,
             states=dict(states),
@@ -305,6 +314,7 @@ def neuron_model(
             signals={signal: float(value) for signal, value in (signals or {}).items()},
             constants_for=constants,
             description=inspect.cleandoc(function.__doc__ or ""),
+            meanings=said,
         )
         lower_model(made, _usual_values(made), tree, function.__code__.co_firstlineno)
         return made
@@ -349,35 +359,32 @@ def _usual_values(model: NeuronModel) -> dict[str, Number]:
 def _help_text(model: NeuronModel) -> str:
     """Return the description followed by tables of states, receptors, signals and parameters with their units."""
     parts = [model.description or f"Neuron model {model.name}."]
-    states = [(name, value, _unit(name)) for name, value in model.states.items()]
-    inputs = [(name, f"weights in {_unit(name)}" if _unit(name) else "weights", "") for name in model.receptors]
+    inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights", "") for name in model.receptors]
     if model.takes_current:
         inputs.append(("current_pa", "current from Network.current", ""))
-    signals = [(name, value, "") for name, value in model.signals.items()]
-    parameters = [(name, value, _unit(name)) for name, value in model.parameters.items()]
     for title, rows in (
-        ("Parameters (default)", parameters),
+        ("Parameters (default)", [(name, value, unit(name)) for name, value in model.parameters.items()]),
         ("Inputs", inputs),
-        ("Signals (default, or name of the source)", signals),
-        ("States (initial value)", states),
+        ("Signals (default, or name of the source)", [(name, value, "") for name, value in model.signals.items()]),
+        ("States (initial value)", [(name, value, unit(name)) for name, value in model.states.items()]),
     ):
-        parts += _table(title, rows)
+        parts += _table(title, rows, model.meanings)
     return "\n\n".join(parts)
 
 
-def _table(title: str, rows: Sequence[tuple[str, Number | str, str]]) -> Iterable[str]:
+def _table(title: str, rows: Sequence[tuple[str, Number | str, str]], meanings: Mapping[str, str]) -> Iterable[str]:
     if not rows:
         return
-    cells = [(name, value if isinstance(value, str) else f"{value:g}", unit) for name, value, unit in rows]
-    name_width, value_width = (max(len(row[column]) for row in cells) for column in (0, 1))
+    values = [value if isinstance(value, str) else f"{value:g}" for _, value, _ in rows]
+    width = max(map(len, values))
     align = "<" if isinstance(rows[0][1], str) else ">"
-    lines = [f"{name:<{name_width}}  {value:{align}{value_width}} {unit}".rstrip() for name, value, unit in cells]
+    cells = [
+        (name, f"{value:{align}{width}} {unit}".rstrip(), meanings.get(name, ""))
+        for (name, _, unit), value in zip(rows, values, strict=True)
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
+    lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {meaning}".rstrip() for name, value, meaning in cells]
     yield "\n".join([title, "-" * len(title), *lines])
-
-
-def _unit(name: str) -> str:
-    """Return the unit that a name ends in, as "mV" for `v_mv`; nothing for a number without a unit."""
-    return _UNITS.get(name.rpartition("_")[2], "") if "_" in name else ""
 
 
 def _signature(model: NeuronModel) -> inspect.Signature:
@@ -389,6 +396,17 @@ def _signature(model: NeuronModel) -> inspect.Signature:
         if name.isidentifier()
     ]
     return inspect.Signature(arguments, return_annotation=NeuronModel)
+
+
+def _checked_meanings(model: str, meanings: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    for name, meaning in meanings.items():
+        if name not in known:
+            raise InvalidArgument(
+                f"{model}: meanings: no parameter, state, receptor or signal {name!r}; {near(name, known)}"
+            )
+        if not isinstance(meaning, str):
+            raise InvalidType(f"{model}: meanings: {name}={meaning!r}: text is expected")
+    return dict(meanings)
 
 
 def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number]) -> None:

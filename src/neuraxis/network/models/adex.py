@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.models.lif import Parameters, check_below, check_positive, steps
+from neuraxis.network.models.lif import Parameters, check_below, check_positive, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["adex"]
@@ -34,6 +34,18 @@ def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         "tau_syn_ex_ms": 0.2, "tau_syn_in_ms": 2.0, "refractory_ms": 0.0,
     },
     constants=_constants,
+    meanings=meanings(
+        "c_m_pf", "g_leak_ns", "e_rest_mv", "v_reset_mv", "v_peak_mv", "e_ex_mv", "e_in_mv", "refractory_ms", "v_mv",
+        "g_ex_ns", "g_in_ns", "refractory", "ex_ns", "in_ns",
+        v_t_mv="potential at which the upswing begins",
+        delta_t_mv="sharpness of the upswing",
+        tau_w_ms="time constant of the adaptation",
+        a_ns="adaptation to the potential",
+        b_pa="increase of the adaptation by a spike",
+        w_pa="adaptation current",
+        tau_syn_ex_ms="time constant of the excitatory conductance",
+        tau_syn_in_ms="time constant of the inhibitory conductance",
+    ),
 )  # fmt: skip
 def adex(
     v_mv, w_pa, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, h, h_w, part_ex, part_in, inverse_delta,

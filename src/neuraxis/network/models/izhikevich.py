@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuraxis.network.models.lif import Parameters, check_below
+from neuraxis.network.models.lif import Parameters, check_below, meanings
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["izhikevich"]
@@ -18,6 +18,16 @@ def _checked(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     receptors=("input_mv",),
     parameters={"a": 0.02, "b": 0.2, "c_mv": -65.0, "d_mv": 8.0, "v_peak_mv": 30.0},
     constants=_checked,
+    meanings=meanings(
+        "v_peak_mv",
+        "v_mv",
+        "input_mv",
+        a="rate of recovery of u, in 1/ms",
+        b="sensitivity of u to v",
+        c_mv="potential after a spike",
+        d_mv="increase of u by a spike",
+        u_mv="recovery",
+    ),
 )
 def izhikevich(v_mv, u_mv, input_mv, current_pa, a, b, c_mv, d_mv, v_peak_mv, dt_ms):
     """Izhikevich neuron, which reproduces many firing patterns with two variables.

@@ -28,10 +28,44 @@ __all__ = [
     "lif_delta",
     "lif_exp",
     "lif_exp_two",
+    "meanings",
     "steps",
 ]
 
 Parameters = Mapping[str, float | int]
+
+# Phrases for names that several models share.
+_MEANINGS = {
+    "tau_m_ms": "membrane time constant",
+    "c_m_pf": "membrane capacitance",
+    "g_leak_ns": "leak conductance",
+    "e_rest_mv": "resting potential",
+    "e_ex_mv": "excitatory reversal potential",
+    "e_in_mv": "inhibitory reversal potential",
+    "tau_syn_ms": "time constant of the synaptic current",
+    "v_threshold_mv": "threshold of a spike",
+    "v_peak_mv": "potential at which a spike is emitted",
+    "v_reset_mv": "potential after a spike",
+    "refractory_ms": "time after a spike for which the potential is held",
+    "v_mv": "membrane potential",
+    "i_syn_pa": "synaptic current",
+    "i_ex_pa": "excitatory current",
+    "i_in_pa": "inhibitory current",
+    "g_ex_ns": "excitatory conductance",
+    "g_in_ns": "inhibitory conductance",
+    "refractory": "steps that are left of the refractory time",
+    "input_mv": "added to the potential",
+    "input_pa": "added to the synaptic current",
+    "ex_pa": "excitatory synapses",
+    "in_pa": "inhibitory synapses (weights below 0)",
+    "ex_ns": "excitatory synapses",
+    "in_ns": "inhibitory synapses (weights below 0)",
+}
+
+
+def meanings(*names: str, **others: str) -> dict[str, str]:
+    """Return the phrases for `neuron_model(meanings=...)`: those that models share, by name, and `others`."""
+    return {**{name: _MEANINGS[name] for name in names}, **others}
 
 
 def leak_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
@@ -104,6 +138,10 @@ def check_positive(p: Parameters, *names: str) -> None:
         "refractory_ms": 2.0,
     },
     constants=leak_constants,
+    meanings=meanings(
+        "tau_m_ms", "c_m_pf", "e_rest_mv", "v_threshold_mv", "v_reset_mv", "refractory_ms", "v_mv", "refractory",
+        "input_mv",
+    ),
 )  # fmt: skip
 def lif_delta(
     v_mv, refractory, input_mv, current_pa, decay, rest, per_pa, v_threshold_mv, v_reset_mv, refractory_steps
@@ -144,6 +182,10 @@ def _lif_exp_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         "v_reset_mv": -65.0, "refractory_ms": 2.0,
     },
     constants=_lif_exp_constants,
+    meanings=meanings(
+        "tau_m_ms", "c_m_pf", "tau_syn_ms", "e_rest_mv", "v_threshold_mv", "v_reset_mv", "refractory_ms", "v_mv",
+        "i_syn_pa", "refractory", "input_pa",
+    ),
 )  # fmt: skip
 def lif_exp(
     v_mv, i_syn_pa, refractory, input_pa, current_pa, decay, rest, per_pa, decay_syn, per_pa_syn, v_threshold_mv,
@@ -189,6 +231,12 @@ def _lif_exp_two_constants(p: Parameters, dt_ms: float) -> dict[str, float | int
         "v_threshold_mv": -55.0, "v_reset_mv": -70.0, "refractory_ms": 2.0,
     },
     constants=_lif_exp_two_constants,
+    meanings=meanings(
+        "tau_m_ms", "c_m_pf", "e_rest_mv", "v_threshold_mv", "v_reset_mv", "refractory_ms", "v_mv", "i_ex_pa",
+        "i_in_pa", "refractory", "ex_pa", "in_pa",
+        tau_syn_ex_ms="time constant of the excitatory current",
+        tau_syn_in_ms="time constant of the inhibitory current",
+    ),
 )  # fmt: skip
 def lif_exp_two(
     v_mv, i_ex_pa, i_in_pa, refractory, ex_pa, in_pa, current_pa, decay, rest, per_pa, decay_ex, decay_in, per_pa_ex,
@@ -242,6 +290,14 @@ def _lif_alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         "v_threshold_mv": -55.0, "v_reset_mv": -70.0, "refractory_ms": 2.0,
     },
     constants=_lif_alpha_constants,
+    meanings=meanings(
+        "tau_m_ms", "c_m_pf", "e_rest_mv", "v_threshold_mv", "v_reset_mv", "refractory_ms", "v_mv", "i_ex_pa",
+        "i_in_pa", "refractory", "ex_pa", "in_pa",
+        tau_syn_ex_ms="time to the peak of an excitatory current",
+        tau_syn_in_ms="time to the peak of an inhibitory current",
+        slope_ex="rise of the excitatory current, in pA/ms",
+        slope_in="rise of the inhibitory current, in pA/ms",
+    ),
 )  # fmt: skip
 def lif_alpha(
     v_mv, slope_ex, i_ex_pa, slope_in, i_in_pa, refractory, ex_pa, in_pa, current_pa, decay, rest, per_pa,
@@ -294,6 +350,12 @@ def _lif_cond_exp_constants(p: Parameters, dt_ms: float) -> dict[str, float | in
         "tau_syn_ex_ms": 0.2, "tau_syn_in_ms": 2.0, "v_threshold_mv": -55.0, "v_reset_mv": -60.0, "refractory_ms": 2.0,
     },
     constants=_lif_cond_exp_constants,
+    meanings=meanings(
+        "c_m_pf", "g_leak_ns", "e_rest_mv", "e_ex_mv", "e_in_mv", "v_threshold_mv", "v_reset_mv", "refractory_ms",
+        "v_mv", "g_ex_ns", "g_in_ns", "refractory", "ex_ns", "in_ns",
+        tau_syn_ex_ms="time constant of the excitatory conductance",
+        tau_syn_in_ms="time constant of the inhibitory conductance",
+    ),
 )  # fmt: skip
 def lif_cond_exp(
     v_mv, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, h, half_ex, half_in, g_leak_ns, e_rest_mv, e_ex_mv,

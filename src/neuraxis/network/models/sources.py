@@ -28,7 +28,9 @@ def _threshold(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     return {"threshold": int(min(2**32 - 1, round(probability * 2**32)) - 2**31)}
 
 
-@neuron_model(states={}, parameters={"rate_hz": 10.0}, constants=_threshold)
+@neuron_model(
+    states={}, parameters={"rate_hz": 10.0}, constants=_threshold, meanings={"rate_hz": "mean rate of the spikes"}
+)
 def poisson_source(uniform, threshold):
     """Neuron that spikes at random with `rate_hz`, independently of all others.
 
