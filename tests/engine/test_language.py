@@ -220,7 +220,7 @@ def test_the_error_names_the_line_of_the_file() -> None:
         return False, y**n + n**n
 
     line = inspect.getsourcelines(wrong)[1] + 2
-    with pytest.raises(InvalidArgument, match=rf"wrong, line {line}: .*`n \*\* n`"):
+    with pytest.raises(InvalidArgument, match=rf"wrong, .*test_language.py, line {line}: .*`n \*\* n`"):
         neuron_model(states={"x": 0.0}, parameters={"n": 2})(wrong)
 
 
@@ -230,5 +230,5 @@ def test_a_parameter_that_becomes_a_float_is_seen_where_the_model_is_used() -> N
 
     model = neuron_model(states={"x": 0.0}, parameters={"n": 2})(shifted)
     Network().population("fine", 1, model(n=3))
-    with pytest.raises(InvalidArgument, match=r"shifted: .*1 << n"):
+    with pytest.raises(InvalidArgument, match=r"shifted, .*test_language.py, line \d+: .*1 << n"):
         Network().population("wrong", 1, model(n=2.5))

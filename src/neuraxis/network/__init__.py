@@ -25,7 +25,7 @@ from neuraxis.network.devices import CurrentInput, PoissonInput, Probe, SpikeInp
 from neuraxis.network.distributions import Constant, Distribution, LogNormal, Normal, Uniform, Values
 from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
 from neuraxis.network.network import Network
-from neuraxis.network.neuron_model import NeuronModel, neuron_model
+from neuraxis.network.neuron_model import NeuronModel, neuron_model, neuron_model_from_source
 from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule, RewardSTDP, TsodyksMarkram
 from neuraxis.network.population import Population
 from neuraxis.network.projection import Projection
@@ -74,6 +74,7 @@ __all__ = [
     "library",
     "models",
     "neuron_model",
+    "neuron_model_from_source",
 ]
 
 if TYPE_CHECKING:

@@ -11,50 +11,19 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from types import FunctionType
-from typing import Any
 
 from neuraxis.arguments import plain
-from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.errors import InvalidArgument
 from neuraxis.network.model_language import FUNCTIONS
+from neuraxis.network.model_source import Definition, defined_by, located, placed, quoted
 
-__all__ = ["always_returns", "inline_functions", "parse_function", "value_of"]
+__all__ = ["always_returns", "inline_functions"]
 
 _OURS = "neuraxis.network.arithmetic"
 _MOST_CALLS = 1000  # that one model may contain after all of them are written out
-
-
-def parse_function(function: Callable[..., Any]) -> ast.FunctionDef:
-    """Parse the function's source and remove decorators, annotations and docstring."""
-    try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise InvalidArgument(
-            f"{function.__name__}: the source of the function cannot be found. Define it in a file."
-        ) from error
-    try:
-        tree = ast.parse(text).body[0]
-    except SyntaxError:  # a lambda in the middle of an expression
-        tree = ast.Pass()
-    if not isinstance(tree, ast.FunctionDef):
-        raise InvalidType(f"{function.__name__}: a model must be a plain function, written with def")
-    tree.decorator_list = []
-    tree.returns = None
-    for argument in tree.args.args:
-        argument.annotation = None
-    if tree.body and isinstance(tree.body[0], ast.Expr) and isinstance(tree.body[0].value, ast.Constant):
-        tree.body = tree.body[1:]
-    return tree
-
-
-def value_of(name: str, function: Callable[..., Any]) -> Any:
-    """Return the value of a name that a function reads from an enclosing function or its module; None if none."""
-    closure = inspect.getclosurevars(function).nonlocals if isinstance(function, FunctionType) else {}
-    return closure[name] if name in closure else getattr(function, "__globals__", {}).get(name)
 
 
 def always_returns(body: Sequence[ast.stmt]) -> bool:
@@ -67,17 +36,13 @@ def always_returns(body: Sequence[ast.stmt]) -> bool:
     )
 
 
-def inline_functions(model: str, tree: ast.FunctionDef, function: Callable[..., Any]) -> ast.FunctionDef:
+def inline_functions(function: Definition) -> ast.FunctionDef:
     """Return a model's function with the statements of the functions that it calls.
 
     Parameters
     ----------
-    model : str
-        Name of the model, for error messages.
-    tree : ast.FunctionDef
-        Parsed source of the model's function; it is not changed.
-    function : callable
-        The function itself, whose module and enclosing functions define the functions that it calls.
+    function : Definition
+        The model's function; its tree is not changed.
 
     Raises
     ------
@@ -85,18 +50,20 @@ def inline_functions(model: str, tree: ast.FunctionDef, function: Callable[..., 
         A function calls itself, does not always return one value, returns within a loop, is called in the condition
         of a `while`, or its arguments do not match.
     """
-    made = copy.deepcopy(tree)
-    taken = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    made.body = _Inlining(model, taken).block(made.body, function, ())
+    made = copy.deepcopy(function.tree)
+    taken = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
+    made.body = _Inlining(function.name, taken).block(made.body, function, ())
     return ast.fix_missing_locations(made)
 
 
-def _own_function(name: str, function: Callable[..., Any]) -> FunctionType | None:
+def _own_function(name: str, function: Definition) -> Definition | None:
     """Return the function of a user that a name stands for; None for functions of the model language."""
-    value = value_of(name, function)
+    value = function.value_of(name)
+    if isinstance(value, Definition):
+        return value
     if not isinstance(value, FunctionType) or (name in FUNCTIONS and value.__module__ == _OURS):
         return None
-    return value
+    return defined_by(value)
 
 
 class _Inlining:
@@ -106,7 +73,7 @@ class _Inlining:
         self._made: set[str] = set()  # names that replaced calls
         self._numbers = count(1)
 
-    def block(self, body: Sequence[ast.stmt], function: Callable[..., Any], callers: tuple[str, ...]) -> list[ast.stmt]:
+    def block(self, body: Sequence[ast.stmt], function: Definition, callers: tuple[str, ...]) -> list[ast.stmt]:
         """Return statements of `function` without calls of users' functions; `callers` lead to it."""
         made: list[ast.stmt] = []
         for statement in body:
@@ -122,7 +89,7 @@ class _Inlining:
             made += [*calls.statements, statement]
         return made
 
-    def _check_condition(self, loop: ast.While, function: Callable[..., Any]) -> None:
+    def _check_condition(self, loop: ast.While, function: Definition) -> None:
         for node in ast.walk(loop.test):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _own_function(node.func.id, function):
                 raise self._refuse(
@@ -130,18 +97,21 @@ class _Inlining:
                 )
 
     def _refuse(self, call: ast.Call, what: str, remedy: str) -> InvalidArgument:
-        return InvalidArgument(f"{self._model}: `{ast.unparse(call)}` {what} cannot be used in a model. {remedy}")
+        at = located(self._model, call)
+        return InvalidArgument(f"{at}: `{quoted(call)}` {what} cannot be used in a model. {remedy}")
 
     def statements_of(
-        self, call: ast.Call, called: FunctionType, callers: tuple[str, ...]
+        self, call: ast.Call, called: Definition, callers: tuple[str, ...]
     ) -> tuple[list[ast.stmt], ast.expr]:
         """Return the statements that replace a call, and its result: a name, or a tuple of names."""
-        if called.__name__ in callers:
+        if called.name in callers:
             raise self._refuse(call, "calls itself and", "Write a loop instead.")
         number = next(self._numbers)
         if number > _MOST_CALLS:
-            raise InvalidArgument(f"{self._model}: its functions contain more than {_MOST_CALLS:,} calls. Use loops.")
-        tree = parse_function(called)
+            raise InvalidArgument(
+                f"{located(self._model, call)}: its functions contain more than {_MOST_CALLS:,} calls. Use loops."
+            )
+        tree = copy.deepcopy(called.tree)
         if not always_returns(tree.body) or any(
             isinstance(node, ast.Return) for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.While)
             for node in ast.walk(loop)
@@ -149,10 +119,10 @@ class _Inlining:
             raise self._refuse(
                 call, "returns within a loop, or not on every path, and", "Let every path end in one return."
             )
-        result = f"_{called.__name__}_{number}"
+        result = f"_{called.name}_{number}"
         while any(name.startswith(result) for name in self._taken):
             result = f"_{result}"
-        body = self.block(tree.body, called, (*callers, called.__name__))
+        body = self.block(tree.body, called, (*callers, called.name))
         given = self._arguments(call, tree, called)
         stored = {node.id for one in body for node in ast.walk(one)
                   if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
@@ -163,19 +133,15 @@ class _Inlining:
         names = [result] if parts is None else [f"{result}__{part}" for part in range(parts)]
         self._made |= {*names, *own.values()}
         made: list[ast.stmt] = [
-            ast.Assign([ast.Name(own[name], ast.Store())], value)
+            placed(ast.Assign([ast.Name(own[name], ast.Store())], value), call)
             for name, value in given.items()
             if name not in literals
         ]
         rename = _Rename(called, own, literals, self._made)
         made += [rename.visit(one) for one in _assigning(body, _names(names, ast.Store()))]
-        for statement in made:
-            for node in ast.walk(statement):
-                if hasattr(node, "lineno"):
-                    node.lineno = call.lineno  # an error names the line of the model that contains the call
         return made, _names(names, ast.Load())
 
-    def _arguments(self, call: ast.Call, tree: ast.FunctionDef, called: FunctionType) -> dict[str, ast.expr]:
+    def _arguments(self, call: ast.Call, tree: ast.FunctionDef, called: Definition) -> dict[str, ast.expr]:
         """Return the argument expressions by name; defaults are numbers."""
         wrong = "Give each of its arguments once; they have to be plain ones."
         wanted = [argument.arg for argument in tree.args.args]
@@ -192,10 +158,9 @@ class _Inlining:
         if set(named) & set(given) or not set(named) <= set(wanted):
             raise self._refuse(call, "has arguments that do not match and", wrong)
         given |= {str(one.arg): one.value for one in call.keywords}
-        defaults = inspect.signature(called).parameters
         for name in wanted:
             if name not in given:
-                number = plain(defaults[name].default)
+                number = plain(called.defaults.get(name))
                 if isinstance(number, bool) or not isinstance(number, int | float):
                     raise self._refuse(call, f"lacks the argument {name!r} and", wrong)
                 given[name] = ast.Constant(number)
@@ -205,7 +170,7 @@ class _Inlining:
 class _Calls(ast.NodeTransformer):
     """Replaces calls of users' functions in an expression by names, and collects the statements that set these."""
 
-    def __init__(self, inlining: _Inlining, function: Callable[..., Any], callers: tuple[str, ...]) -> None:
+    def __init__(self, inlining: _Inlining, function: Definition, callers: tuple[str, ...]) -> None:
         self._inlining = inlining
         self._function = function
         self._callers = callers
@@ -218,14 +183,14 @@ class _Calls(ast.NodeTransformer):
             return node
         statements, result = self._inlining.statements_of(node, called, self._callers)
         self.statements += statements
-        return ast.copy_location(result, node)
+        return placed(result, node)
 
 
 class _Rename(ast.NodeTransformer):
     """Gives the variables of a function names of their own, and numbers of its module their values."""
 
     def __init__(
-        self, function: FunctionType, own: Mapping[str, str], literals: Mapping[str, ast.expr], made: set[str]
+        self, function: Definition, own: Mapping[str, str], literals: Mapping[str, ast.expr], made: set[str]
     ) -> None:
         self._function = function
         self._own = own
@@ -238,10 +203,10 @@ class _Rename(ast.NodeTransformer):
         if node.id in self._literals:
             return copy.deepcopy(self._literals[node.id])
         if node.id in self._own:
-            return ast.copy_location(ast.Name(self._own[node.id], node.ctx), node)
-        number = plain(value_of(node.id, self._function))
+            return placed(ast.Name(self._own[node.id], node.ctx), node, node.id)
+        number = plain(self._function.value_of(node.id))
         if isinstance(number, int | float) and not isinstance(number, bool):
-            return ast.copy_location(ast.Constant(number), node)
+            return placed(ast.Constant(number), node, node.id)
         return node
 
 
@@ -270,12 +235,12 @@ def _assigning(body: Sequence[ast.stmt], target: ast.expr) -> list[ast.stmt]:
         rest = body[place + 1 :]
         if isinstance(statement, ast.Return):
             value = statement.value or ast.Constant(None)
-            made.append(ast.copy_location(ast.Assign([copy.deepcopy(target)], value), statement))
+            made.append(placed(ast.Assign([copy.deepcopy(target)], value), statement))
             break
         if isinstance(statement, ast.If) and any(isinstance(node, ast.Return) for node in ast.walk(statement)):
             # The rest follows in each branch that does not return.
             yes, no = ([*branch, *copy.deepcopy(rest)] for branch in (statement.body, statement.orelse))
-            made.append(ast.If(statement.test, _assigning(yes, target), _assigning(no, target)))
+            made.append(placed(ast.If(statement.test, _assigning(yes, target), _assigning(no, target)), statement))
             break
         made.append(statement)
     return made

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuraxis.errors import InvalidArgument
+from neuraxis.network.model_source import located, placed, quoted
 
 __all__ = ["BOOL", "DOUBLE", "FLOAT", "FLOAT_FUNCTIONS", "FUNCTIONS", "INT", "lower_function", "rounded"]
 
@@ -92,7 +93,6 @@ def lower_function(
     kinds: Mapping[str, str],
     results: Sequence[str],
     globals_used: Mapping[str, Number],
-    first_line: int | None = None,
 ) -> ast.FunctionDef:
     """Check a model's function and return it with explicit conversions.
 
@@ -108,8 +108,6 @@ def lower_function(
         INT or FLOAT for each state, in the order in which the function returns them.
     globals_used : mapping of str to float or int
         Numbers of the module that the function reads.
-    first_line : int, optional
-        Line of the file at which the source starts, for error messages.
 
     Returns
     -------
@@ -121,7 +119,7 @@ def lower_function(
     InvalidArgument
         The function uses something that models cannot use; the message names the line and the expression.
     """
-    return _Lowering(model, kinds, results, globals_used, first_line).lower(function)
+    return _Lowering(model, kinds, results, globals_used).lower(function)
 
 
 def rounded(value: float) -> float:
@@ -139,13 +137,12 @@ class _Lowering:
         kinds: Mapping[str, str],
         results: Sequence[str],
         globals_used: Mapping[str, Number],
-        first_line: int | None,
     ) -> None:
         self._model = model
         self._arguments = dict(kinds)
         self._results = results
         self._globals = globals_used
-        self._first_line = first_line
+        self._statement_at: ast.stmt | None = None  # the innermost statement whose place is known
         self._taken = {*kinds, *globals_used}  # names that the function uses
         self._made = 0
         self._jumps: list[list[_Kinds]] = []  # for each enclosing loop, the kinds at its breaks and continues
@@ -161,12 +158,10 @@ class _Lowering:
         return ast.fix_missing_locations(made)
 
     def _refuse(self, node: ast.AST, what: str, remedy: str = "") -> InvalidArgument:
-        line = getattr(node, "lineno", None)
-        at = f", line {self._first_line + line - 1}" if self._first_line is not None and line is not None else ""
-        text = ast.unparse(node).splitlines()[0]
+        at = located(self._model, node, self._statement_at)
         default = "Use arithmetic, comparisons, conditional expressions, if, for over a range and "
         default += f"{', '.join(sorted(FUNCTIONS - {'range'}))}."
-        return InvalidArgument(f"{self._model}{at}: {what} cannot be used in a model: `{text}`. {remedy or default}")
+        return InvalidArgument(f"{at}: {what} cannot be used in a model: `{quoted(node)}`. {remedy or default}")
 
     # --- statements: each method returns the lowered statements and the kinds after them (None if unreachable) ---
 
@@ -181,13 +176,15 @@ class _Lowering:
         return made or [ast.Pass()], after
 
     def _statement(self, node: ast.stmt, kinds: _Kinds) -> tuple[list[ast.stmt], _Kinds | None]:
+        if hasattr(node, "file"):
+            self._statement_at = node
         if isinstance(node, ast.Assign):
             return self._assign(node, node.targets, node.value, kinds)
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             return self._assign(node, [node.target], node.value, kinds)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            read = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
-            value = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
+            read = placed(ast.Name(node.target.id, ast.Load()), node.target)
+            value = placed(ast.BinOp(read, node.op, node.value), node)
             return self._assign(node, [node.target], value, kinds)
         if isinstance(node, ast.If):
             return self._branch(node, kinds)

@@ -31,11 +31,12 @@ from typing import Any
 
 from neuraxis.arguments import frozen, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.inlining import always_returns, inline_functions, parse_function, value_of
+from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
+from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit
 
-__all__ = ["NeuronModel", "lower_model", "neuron_model"]
+__all__ = ["NeuronModel", "lower_model", "neuron_model", "neuron_model_from_source"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
@@ -82,6 +83,8 @@ class NeuronModel:
         Docstring of the function.
     meanings : mapping of str to str
         Short phrases that say what parameters, states, receptors and signals are.
+    definition : ast.FunctionDef, optional
+        The parsed source, whose nodes know their file and line; left out where the model is pickled.
 
     Examples
     --------
@@ -106,6 +109,7 @@ class NeuronModel:
     constants_for: Constants | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
     meanings: Mapping[str, str] = field(default_factory=dict, compare=False)
+    definition: ast.FunctionDef | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("states", "globals_used", "signals", "constants", "meanings"):
@@ -120,7 +124,8 @@ class NeuronModel:
         object.__setattr__(self, "__signature__", _signature(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("__doc__", "__signature__")}
+        left_out = ("__doc__", "__signature__", "definition")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -230,7 +235,7 @@ def neuron_model(
     receptors: Sequence[str] = (),
     parameters: Mapping[str, Number] | None = None,
     signals: Mapping[str, float] | None = None,
-    constants: Constants | None = None,
+    constants: Constants | Mapping[str, str] | None = None,
     meanings: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
     """Decorate a function that advances one neuron by one step, to make a neuron model of it.
@@ -247,8 +252,9 @@ def neuron_model(
         Default values of the parameters. By convention names end in their unit, as `tau_m_ms`.
     signals : mapping of str to float, optional
         Inputs that can follow a rhythm or neuromodulator, with the values that they have otherwise.
-    constants : callable, optional
-        Function of (parameters, dt_ms) that returns further values for the function, computed once in float64.
+    constants : callable or mapping of str to str, optional
+        Further values for the function, computed once in float64: a function of (parameters, dt_ms) that returns them,
+        or expressions of the parameters, `dt_ms` and the constants before, as {"leak": "exp(-dt_ms / tau_m_ms)"}.
     meanings : mapping of str to str, optional
         A short phrase for parameters, states, receptors and signals by name, as "membrane time constant". They are
         shown by `help(model)` and in the table of `model.parameters`.
@@ -284,55 +290,125 @@ def neuron_model(
 
         network.population("E", 1000, leaky(tau_m_ms=10.0))
     """
+
+    def make(function: Callable[..., Any]) -> NeuronModel:
+        return _made(defined_by(function), states, receptors, parameters, signals, constants, meanings)
+
+    return make
+
+
+def neuron_model_from_source(
+    source: str,
+    *,
+    states: Mapping[str, Number],
+    receptors: Sequence[str] = (),
+    parameters: Mapping[str, Number] | None = None,
+    signals: Mapping[str, float] | None = None,
+    constants: Constants | Mapping[str, str] | None = None,
+    meanings: Mapping[str, str] | None = None,
+    names: Mapping[str, Any] | None = None,
+    filename: str = "<source>",
+) -> NeuronModel:
+    """Make a neuron model of text, which a program has generated or a file contains.
+
+    The text is parsed and never executed: it cannot do anything but define the model.
+
+    Parameters
+    ----------
+    source : str
+        Text of a function as `neuron_model` takes it. Before it may be functions that it calls, and numbers and tuples
+        of numbers with names (`SIZE = 3`). Imports from `neuraxis.network.arithmetic` have no effect.
+    states, receptors, parameters, signals, constants, meanings
+        As for `neuron_model`. With `constants` as a mapping of expressions, the whole model can come from a file.
+    names : mapping of str to object, optional
+        Numbers, tables and functions that the text may use.
+    filename : str, optional
+        Name of the text in errors, which also have the line within the text.
+
+    Returns
+    -------
+    NeuronModel
+        The model, with the name of the function.
+
+    Raises
+    ------
+    InvalidArgument
+        The text is not valid Python, or uses something that models cannot use.
+
+    Examples
+    --------
+    >>> from neuraxis.network import neuron_model_from_source
+    >>> text = '''
+    ... def leaky(v_mv, input_mv, leak, threshold_mv):
+    ...     v_mv = v_mv * leak + input_mv
+    ...     spike = v_mv >= threshold_mv
+    ...     return spike, 0.0 if spike else v_mv
+    ... '''
+    >>> neuron_model_from_source(
+    ...     text,
+    ...     states={"v_mv": 0.0},
+    ...     receptors=("input_mv",),
+    ...     parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
+    ...     constants={"leak": "exp(-dt_ms / tau_m_ms)"},
+    ... )
+    leaky(tau_m_ms=20, threshold_mv=20)
+    """
+    return _made(defined_in(source, filename, names or {}), states, receptors, parameters, signals, constants, meanings)
+
+
+def _made(
+    function: Definition,
+    states: Mapping[str, Number],
+    receptors: Sequence[str],
+    parameters: Mapping[str, Number] | None,
+    signals: Mapping[str, float] | None,
+    constants: Constants | Mapping[str, str] | None,
+    meanings: Mapping[str, str] | None,
+) -> NeuronModel:
+    """Check what a model is made of, and return it."""
+    name = function.name
     states, parameters, signals = (
-        {name: _as_number(name, value) for name, value in (given or {}).items()}
-        for given in (states, parameters, signals)
+        {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
     if len(receptors) > LARGEST_RECEPTORS:
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
     if isinstance(receptors, str):
         raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    tree = inline_functions(function)
+    arguments = tuple(argument.arg for argument in tree.args.args)
+    for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
+        for one in given:
+            if one not in arguments:
+                at = located(name, tree)
+                raise InvalidArgument(f"{at}: the function does not take the {kind} {one!r}. Add the argument.")
+    _check_returns(name, tree, states)
+    if isinstance(constants, Mapping):
+        constants = DerivedConstants(name, constants, set(parameters))
+    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *signals])
+    made = NeuronModel(
+        name=name,
+        states=states,
+        receptors=tuple(receptors),
+        parameters=parameters,
+        source=ast.unparse(tree),
+        arguments=arguments,
+        globals_used=_globals_used(function, tree),
+        signals={signal: float(value) for signal, value in signals.items()},
+        constants_for=constants,
+        description=function.description,
+        meanings=described,
+        definition=tree,
+    )
+    lower_model(made, _usual_values(made))
+    return made
 
-    def make(function: Callable[..., Any]) -> NeuronModel:
-        name = function.__name__
-        tree = inline_functions(name, parse_function(function), function)
-        arguments = tuple(argument.arg for argument in tree.args.args)
-        for kind, names in (("state", states), ("receptor", receptors), ("signal", signals or {})):
-            for one in names:
-                if one not in arguments:
-                    raise InvalidArgument(f"{name}: the function does not take the {kind} {one!r}. Add the argument.")
-        _check_returns(name, tree, states)
-        said = _checked_meanings(name, meanings or {}, [*(parameters or {}), *states, *receptors, *(signals or {})])
-        made = NeuronModel(
-            name=name,
-            states=dict(states),
-            receptors=tuple(receptors),
-            parameters=dict(parameters or {}),
-            source=ast.unparse(tree),
-            arguments=arguments,
-            globals_used=_globals_used(name, tree, function),
-            signals={signal: float(value) for signal, value in (signals or {}).items()},
-            constants_for=constants,
-            description=inspect.cleandoc(function.__doc__ or ""),
-            meanings=said,
-        )
-        lower_model(made, _usual_values(made), tree, function.__code__.co_firstlineno)
-        return made
 
-    return make
-
-
-def lower_model(
-    model: NeuronModel,
-    values: Mapping[str, Number],
-    tree: ast.FunctionDef | None = None,
-    first_line: int | None = None,
-) -> ast.FunctionDef:
+def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.FunctionDef:
     """Check a model's function and return it with explicit types (see `model_language`).
 
-    `values` are its constants and parameters, of which only the types matter. `tree` is the parsed source, if errors
-    shall name lines of the file, where the function starts at `first_line`.
+    `values` are its constants and parameters, of which only the types matter.
     """
+    tree = model.definition
     if tree is None:
         found = ast.parse(model.source).body[0]
         assert isinstance(found, ast.FunctionDef)
@@ -342,13 +418,15 @@ def lower_model(
         value = model.states.get(argument, values.get(argument, 0.0))
         kinds[argument] = INT if isinstance(value, int) or argument == "uniform" else FLOAT
     results = [INT if isinstance(value, int) else FLOAT for value in model.states.values()]
-    return lower_function(model.name, tree, kinds, results, model.globals_used, first_line)
+    return lower_function(model.name, tree, kinds, results, model.globals_used)
 
 
 def _usual_values(model: NeuronModel) -> dict[str, Number]:
     """Return the parameters and, if they can be computed, the constants for a usual step."""
     values: dict[str, Number] = dict(model.parameters)
-    if model.constants_for is not None:
+    if isinstance(model.constants_for, DerivedConstants):
+        values.update(model.constants_for(model.parameters, _USUAL_DT_MS))
+    elif model.constants_for is not None:
         try:
             values.update(model.constants_for(model.parameters, _USUAL_DT_MS))
         except Exception:  # a user's function that fails for the defaults fails again where the model is used
@@ -412,31 +490,34 @@ def _checked_meanings(model: str, meanings: Mapping[str, str], known: Sequence[s
 def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number]) -> None:
     """Raise unless every path returns a spike and all states."""
     returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    at, wanted = located(name, tree), f"return (spike, {', '.join(states)})"
     if returned and not always_returns(tree.body):
-        raise InvalidArgument(f"{name}: not every path through the function ends in a return. Add the missing return.")
+        raise InvalidArgument(f"{at}: not every path through the function ends in a return. Add the missing return.")
     for node in returned:
         if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
-            raise InvalidArgument(f"{name}: return (spike, {', '.join(states)}), in this order")
+            raise InvalidArgument(f"{located(name, node)}: {wanted}, in this order")
     if not returned:
-        raise InvalidArgument(f"{name}: the function returns nothing; return (spike, {', '.join(states)})")
+        raise InvalidArgument(f"{at}: the function returns nothing; {wanted}")
 
 
-def _globals_used(name: str, tree: ast.FunctionDef, function: Callable[..., Any]) -> dict[str, Number]:
+def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:
     """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
-    loaded = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {argument.arg for argument in tree.args.args}
+    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS
     used: dict[str, Number] = {}
-    for other in sorted(loaded - own - FUNCTIONS):
-        value = plain(value_of(other, function))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name) or node.id in own or node.id in used:
+            continue
+        value, at = plain(function.value_of(node.id)), located(function.name, node, tree)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(
-                f"{name}: uses {other!r}; a model's function can use its arguments, numbers of its module or of an "
-                f"enclosing function, your own functions that are defined with def, and {', '.join(sorted(FUNCTIONS))}"
+                f"{at}: uses {quoted(node)!r}; a model's function can use its arguments, numbers of its module or of "
+                "an enclosing function, your own functions that are defined with def, and "
+                f"{', '.join(sorted(FUNCTIONS))}"
             )
-        _check_number(f"{name}: {other}", value)
-        used[other] = value
-    return used
+        _check_number(f"{at}: {node.id}", value)
+        used[node.id] = value
+    return dict(sorted(used.items()))
 
 
 def _as_number(name: str, value: object) -> Number:
