@@ -217,7 +217,7 @@ class Brain:
             python_populations=self._lowered.python_populations,
             placement=placement,
             on_worker_loss=one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")),
-            recovery_every_ms=1000.0
+            checkpoint_every_ms=1000.0
             if checkpoint_every_ms is None
             else positive(checkpoint_every_ms, "checkpoint_every_ms"),
             check_finite=check_finite,
