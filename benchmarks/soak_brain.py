@@ -106,7 +106,7 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
             while True:
                 step += PIECE_STEPS
                 team.ask("advance", step, include_joining=True)
-                stories = team.ask("story")
+                stories = team.ask("statistics")
                 whole = len(stories) == len(setups) and all(
                     heard["state"] == "live" for story in stories.values() for heard in story["upstream"].values()
                 )

@@ -106,3 +106,19 @@ def test_the_program_in_the_readme_is_the_one_that_the_documentation_runs() -> N
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) < 500
+
+
+def test_the_walks_of_the_design_name_at_most_eight_modules_each_which_exist() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    walks = text.partition("## Five walks\n")[2].partition("\n## ")[0].split("\n**")[1:]
+    assert len(walks) == 5
+    package = ROOT / "src" / "neuraxis"
+    for walk in walks:
+        steps = "\n".join(re.findall(r"^\d\. .*(?:\n   .*)*", walk, re.MULTILINE))
+        folders, modules = [package], set()
+        for name in re.findall(r"`([\w/]+\.py)`", steps):  # relative to the package, or to the file before it
+            found = next((folder / name for folder in reversed(folders) if (folder / name).is_file()), None)
+            assert found is not None, name
+            folders.append(found.parent)
+            modules.add(found)
+        assert 4 < len(modules) <= 8, sorted(modules)

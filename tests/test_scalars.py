@@ -144,7 +144,7 @@ def test_interventions_take_numpy_scalars(w: Callable[[int], Any], x: Callable[[
     made.neuromodulator("level")
     made.population("a", 4, lif_delta, v_mv=-60.0)
     made.record("a", "v_mv", every_ms=0.5)
-    with Simulation(made, workers=w(1), recovery_every_ms=x(500.0)) as simulation:
+    with Simulation(made, workers=w(1), checkpoint_every_ms=x(500.0)) as simulation:
         simulation.run(x(1.5))
         simulation.run(w(1))
         simulation.step(w(2))

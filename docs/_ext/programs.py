@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import shutil
 import tempfile
 import time
@@ -67,14 +68,21 @@ def page_of(directive: Directive) -> Page:
 
 
 def run(page: Page, commands: str, expected: int, timeout: float) -> dict[str, Any]:
-    """Run commands in the folder of a page; return what they printed, and the seconds."""
-    begun = time.monotonic()
+    """Run commands in the folder of a page; return what they printed, the seconds, and those of processors."""
+    begun, used_before = time.monotonic(), _used_s()
     status, printed = run_command(commands, page.folder, timeout)
     if status is None:
         raise ExtensionError(f"no end within {timeout:g} s:\n{commands}\n{printed}")
     if status != expected:
         raise ExtensionError(f"exit code {status}, expected {expected}:\n{commands}\n{printed}")
-    return {"printed": printed, "seconds": round(time.monotonic() - begun, 2)}
+    cpu_s = _used_s() - used_before
+    return {"printed": printed, "seconds": round(time.monotonic() - begun, 2), "cpu_s": round(cpu_s, 2)}
+
+
+def _used_s() -> float:
+    """Return the processor time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class File(Directive):
@@ -135,7 +143,7 @@ class Shell(Directive):
         most = self.options.get("lines", len(lines))
         if len(lines) > most:
             lines = [*lines[:most], "..."] if most else []
-        facts = {"program": "shell", "prints": bool(lines), "seconds": ran["seconds"]}  # for first_blocks
+        facts = {"program": "shell", "prints": bool(lines), "seconds": ran["seconds"], "cpu_s": ran.get("cpu_s")}
         shown = nodes.literal_block(commands, commands, language="bash", **facts)
         if not lines:
             return [shown]

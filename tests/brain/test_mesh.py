@@ -193,7 +193,7 @@ def test_a_sensor_that_joins_during_a_run_is_received(clock: str) -> None:
                 last = health.get(LIMIT_S)
         # A region that was not called yet says how it is no more often than others: five times a second.
         assert last.sequence - first.sequence < (last.step - first.step) / 4
-        until(lambda: team.ask("story")["thalamus"]["step"] > 100, "they run")
+        until(lambda: team.ask("statistics")["thalamus"]["step"] > 100, "they run")
         with Node("sensor/thermal", "sensor", team.node.mesh) as sensor:
             assert sensor.wait_for(["thalamus", "reporter"], LIMIT_S) == []
             assert sensor.wait_for_subscribers("heat", LIMIT_S)
@@ -222,7 +222,7 @@ def test_a_sensor_that_joins_during_a_run_is_received(clock: str) -> None:
 
             until(bright, "the third group of cells follows the light")
             sensor.publish("light", {"no": "stimulus"})
-            until(lambda: team.ask("story")["thalamus"]["refused"] > 0, "what is no stimulus is refused")
-        reported = team.ask("story")
+            until(lambda: team.ask("statistics")["thalamus"]["refused"] > 0, "what is no stimulus is refused")
+        reported = team.ask("statistics")
         assert reported["thalamus"]["upstream"]["reporter"]["state"] == "live"
         assert not reported["thalamus"]["upstream"]["reporter"]["silences"]

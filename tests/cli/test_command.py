@@ -92,4 +92,12 @@ def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
     for word in ("collectives", "--targets", "--lockstep", "--mesh-name"):
         assert word in text
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=LIMIT_S)
-    assert str(script) in (tmp_path / ".bashrc").read_text()
+    startup = (tmp_path / ".bashrc").read_text()
+    assert str(script) in startup
+    # With a file of one's own, the start-up file stays as it is.
+    own = tmp_path / "own.sh"
+    done = neuraxis("--install-completion", "--shell", "bash", "--output", str(own), HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"Wrote completion for bash to {own}. To use it, run: source {own}\n"
+    assert own.read_text() == text
+    assert (tmp_path / ".bashrc").read_text() == startup

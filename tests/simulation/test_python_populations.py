@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from neuraxis.engine.placement import Slice
-from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed, SimulationClosed
+from neuraxis.errors import CheckpointError, InvalidArgument, RoundingWarning, ShardFailed, SimulationClosed
 from neuraxis.network import FixedInDegree, Network, Uniform
 from neuraxis.network.models import lif_delta, spike_source
 from neuraxis.simulation import Simulation
@@ -139,7 +139,6 @@ def answered(answer: Any, steps: int = 40) -> tuple[list[tuple[int, int]], list[
         ({"ids": []}, [], []),
         ({"time_ms": 0.1, "ids": [1]}, [(6, 1)], []),  # the past is the next step
         ({"time_ms": 0.5, "ids": [1]}, [(6, 1)], []),
-        ({"time_ms": 2.04, "ids": [1]}, [(20, 1)], []),
         ({"time_ms": 3.0, "data": np.ones(2)}, [], [30]),
         ({"ids": np.array([2], np.uint8), "data": [1, 2]}, [(6, 2)], [6]),
     ],
@@ -151,6 +150,15 @@ def test_answers_become_spikes_in_the_next_step_or_at_their_time(
     assert answered(answer) == (spikes, marks)
 
 
+def test_a_time_between_two_steps_is_rounded_with_one_warning_for_a_region() -> None:
+    between = [Event(time_ms=ms, ids=[1]) for ms in (2.04, 2.1, 2.26)]
+    with pytest.warns(RoundingWarning) as caught:
+        assert answered(between) == ([(20, 1), (21, 1), (23, 1)], [])
+    (warning,) = caught
+    assert "region 'r0' (reported once): a returned time_ms=2.04: " in str(warning.message)
+    assert "2 ms (20 steps) is used" in str(warning.message)
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -160,7 +168,8 @@ def test_answers_become_spikes_in_the_next_step_or_at_their_time(
         ({"ids": [0.5]}, "whole numbers from 0 to 3"),
         ({"ids": [[0]]}, "whole numbers from 0 to 3"),
         ({"ids": [True]}, "whole numbers from 0 to 3"),
-        ({"time_ms": float("nan"), "ids": [0]}, "NaN"),
+        ({"time_ms": float("nan"), "ids": [0]}, "time_ms=nan; expected a time in ms"),
+        ({"time_ms": "soon", "ids": [0]}, "time_ms='soon'; expected a time in ms"),
         ({"time_ms": 0.1 * (2**32 + 20), "ids": [0]}, "beyond the last step"),
         pytest.param({"data": object()}, "data of type object", id="an object"),
         ("abc", "expected events or an array of ids"),

@@ -117,7 +117,7 @@ def test_lost_workers_do_not_change_the_result(
     network, made = learning()
     caplog.set_level(logging.WARNING, "neuraxis.simulation")
     with Simulation(
-        network, workers=2, python_populations=made, on_worker_loss="restart", recovery_every_ms=20.0
+        network, workers=2, python_populations=made, on_worker_loss="restart", checkpoint_every_ms=20.0
     ) as simulation:
         kept = simulation._recovery
         assert kept is not None
@@ -213,7 +213,7 @@ def test_one_process_can_be_restarted_too_and_a_restore_is_where_it_starts(tempo
     ("arguments", "message"),
     [
         ({"on_worker_loss": "ignore"}, "on_worker_loss='ignore'"),
-        ({"on_worker_loss": "restart", "recovery_every_ms": 0.0}, "recovery_every_ms=0"),
+        ({"on_worker_loss": "restart", "checkpoint_every_ms": 0.0}, "checkpoint_every_ms=0"),
         ({"on_worker_loss": "restart", "executor": ParallelExecutor(2)}, "Use workers="),
     ],
 )

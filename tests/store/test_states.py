@@ -100,7 +100,7 @@ def test_another_identity_is_named(tmp_path: Path) -> None:
     found.require_identity({"seed": 1, "digest": "abc"}, "box", "its sides differ")
     with pytest.raises(CheckpointError, match=r"was saved from another box: seed was 1, here it is 2"):
         found.require_identity({"seed": 2, "digest": "x"}, "box", "its sides differ")
-    with pytest.raises(CheckpointError, match=r"was saved from another box: its sides differ$"):
+    with pytest.raises(CheckpointError, match=r"another box: its sides differ\. Restore it into the box it is from$"):
         found.require_identity({"seed": 1, "digest": "x"}, "box", "its sides differ")
 
 

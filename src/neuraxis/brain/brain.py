@@ -39,6 +39,7 @@ from neuraxis.notebook import html_table
 from neuraxis.process.signals import Interrupts
 from neuraxis.simulation import Simulation
 from neuraxis.simulation.executor import Executor, WorkerStatus
+from neuraxis.store.states import damaged
 from neuraxis.wire.tensors import to_sendable
 
 __all__ = ["Activity", "Brain"]
@@ -216,7 +217,7 @@ class Brain:
             python_populations=self._lowered.python_populations,
             placement=placement,
             on_worker_loss=one_of(on_worker_loss, "on_worker_loss", ("raise", "restart")),
-            recovery_every_ms=1000.0
+            checkpoint_every_ms=1000.0
             if checkpoint_every_ms is None
             else positive(checkpoint_every_ms, "checkpoint_every_ms"),
             check_finite=check_finite,
@@ -695,14 +696,14 @@ class Brain:
         """
         kept = self._simulation.note(folder).get("brain")
         if not isinstance(kept, dict):
-            raise CheckpointError(f"{folder}: is a checkpoint of a network, not of a brain")
+            raise CheckpointError(f"{folder}: is a checkpoint of a network, not of a brain. Use Simulation.restore")
         if kept.get("spec") != spec_text(self.spec):
-            raise CheckpointError(f"{folder}: was saved from another brain: the descriptions differ")
+            raise CheckpointError(f"{folder}: was saved from another brain: the descriptions differ. Use its own")
         try:
             session, task = Session.from_json(kept), dict(kept["task"])
             self._check_session(session)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{folder}: damaged: {error!r}") from error
+            raise damaged(Path(folder), repr(error)) from error
         with Interrupts():
             self._simulation.restore(folder)
             self._session = session

@@ -228,7 +228,7 @@ def run_by_wall_clock(
                     time.sleep(0.1)
             except KeyboardInterrupt:
                 interrupted = True
-        reports = team.ask("story")
+        reports = team.ask("statistics")
     return reports, interrupted
 
 

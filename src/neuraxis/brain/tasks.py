@@ -231,5 +231,7 @@ class CueActionTask:
         for name, value in self._settings().items():
             if state.get(name) != value:
                 was = state.get(name)
-                raise InvalidArgument(f"the state is that of another task: {name} was {was!r}, is {value!r}")
+                raise InvalidArgument(
+                    f"the state is that of another task: {name} was {was!r}, is {value!r}. Make the task as it was"
+                )
         self.trials = [Trial(**one) for one in state["trials"]]

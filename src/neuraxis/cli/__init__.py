@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+from typing import Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 import neuraxis
 from neuraxis.cli.errors import EXIT_CODES, INTERRUPTED, fail, rename_options, usage_error
@@ -55,7 +57,6 @@ _called = sys.argv[2:3] if sys.argv[1:2] == ["help"] else sys.argv[1:2]
 for _name, _target, _help in _COMMANDS:
     # The line is for the list of commands; a command that is called has a longer help text of its own.
     app.command(_target, name=_name, **({} if _called == [_name] else {"help": _help}))
-app.register_install_completion_command(help="Install completion for bash, zsh or fish.", version_flags=())
 
 
 @app.command(name="help", version_flags=())
@@ -76,6 +77,44 @@ def _help_command(*command: str) -> int | None:
         return fail("help", InvalidArgument(f"there is no command {command[0]!r}; the commands are {names}"))
     status: int | None = app([*command, "--help"], result_action="return_value")
     return status
+
+
+@app.command(name="--install-completion", version_flags=())
+def _install_completion(
+    *,
+    shell: Literal["bash", "zsh", "fish"] | None = None,
+    output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
+) -> int:
+    """Install completion for bash, zsh or fish.
+
+    Parameters
+    ----------
+    shell
+        The shell; by default the one from which this command is run.
+    output
+        Write the completion script to this file, and change no start-up file of the shell.
+    """
+    from cyclopts.completion.detect import ShellDetectionError, detect_shell
+
+    name = "--install-completion"
+    if shell is None:
+        try:
+            found = detect_shell()
+        except ShellDetectionError:
+            return fail(name, InvalidArgument("your shell cannot be determined; name it, for instance --shell bash"))
+        if found == "powershell":
+            return fail(name, InvalidArgument("PowerShell is not supported; name another shell, as in --shell bash"))
+        shell = found
+    try:
+        path = app.install_completion(shell=shell, output=output, add_to_startup=output is None)
+    except OSError as error:
+        return fail(name, error)
+    if output is not None:
+        print(f"Wrote completion for {shell} to {path}. To use it, run: source {path}")
+    else:
+        needs = " (in zsh, ~/.zshrc must call compinit)" if shell == "zsh" else ""
+        print(f"Installed completion for {shell} in {path}. Start a new shell to use it{needs}.")
+    return 0
 
 
 def main() -> None:

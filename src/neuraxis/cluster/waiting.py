@@ -85,7 +85,7 @@ class Waiter:
                 if self._closed:
                     raise self._lost(what, None)
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise ClusterTimeout(f"{what}: not done after {timeout:g} s")
+                    raise ClusterTimeout(f"{what}: not done after {timeout:g} s. Give more time with timeout=")
                 if heartbeat is None or heartbeat.done():
                     if heartbeat is None or heartbeat.result() != 0:
                         without_workers_since = None

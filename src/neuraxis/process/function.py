@@ -184,7 +184,10 @@ def _raise_first_failure(supervisor: Supervisor, results: Sequence[Result | None
     if supervisor.shutdown.timed_out:
         late = tuple(process.rank for process in supervisor.ranks if process.ended_by_launcher)
         names = ", ".join(map(str, late))
-        raise LaunchTimeout(f"{len(late)} of {n} ranks had not ended after {timeout} s: {names}", ranks=late)
+        raise LaunchTimeout(
+            f"{len(late)} of {n} ranks had not ended after {timeout} s: {names}. Give more time with timeout=",
+            ranks=late,
+        )
 
 
 def _error(process: RankProcess, result: Result | None, n: int) -> BaseException:

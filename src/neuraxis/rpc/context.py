@@ -358,7 +358,11 @@ class RpcContext:
         missing = transport.wait_for(range(self._world.size), self.timeout)
         if missing:
             ranks = tuple(rank for rank in missing if isinstance(rank, int))
-            raise RendezvousTimeout(f"ranks {list(ranks)} have not connected within {self.timeout:g} s", ranks)
+            raise RendezvousTimeout(
+                f"ranks {list(ranks)} have not connected within {self.timeout:g} s. Start them with one world_size, "
+                "or give more time with timeout=",
+                ranks,
+            )
 
     def close(self, graceful: bool | None = None) -> None:
         """Leave the world or the mesh, and free everything. A second call does nothing.

@@ -36,7 +36,6 @@ from neuraxis.comm.operations import Work
 from neuraxis.errors import (
     CallCancelled,
     CalleeDied,
-    CallTimeout,
     CollectiveTimeout,
     CommunicatorClosed,
     InvalidArgument,
@@ -46,7 +45,7 @@ from neuraxis.errors import (
 )
 from neuraxis.rpc.frames import Frame
 from neuraxis.rpc.messages import Kind, pack_head, read_head
-from neuraxis.rpc.transport import INBOX, ONLY_INCARNATION, Endpoint, FixedRanks, World
+from neuraxis.rpc.transport import INBOX, ONLY_INCARNATION, Endpoint, FixedRanks, World, not_accepted
 from neuraxis.wire.objects import Unreadable
 
 __all__ = ["GroupLink", "GroupMessages", "SplitMessages", "WholeMessages"]
@@ -226,11 +225,11 @@ class GroupLink(FixedRanks):
     def _send(self, rank: int, to: Endpoint, channel: int, frame: Frame, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         if not self._send_locks[rank].acquire(timeout=timeout):
-            raise CallTimeout(f"{to.name!r} accepts no message within {timeout:g} s", to.name)
+            raise not_accepted(to, timeout)
         try:
             self._messages.send(rank, channel, frame, deadline)
         except CollectiveTimeout:
-            raise CallTimeout(f"{to.name!r} accepts no message within {timeout:g} s", to.name) from None
+            raise not_accepted(to, timeout) from None
         except NeuraxisError as error:
             raise self._translated(to.name, rank, error) from None
         finally:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from neuraxis import request_reply
 from neuraxis.comm.failures import ProcessWatch
-from neuraxis.errors import CalleeGone, InvalidArgument
+from neuraxis.errors import CalleeGone, CallTimeout, InvalidArgument
 from neuraxis.process.environment import detect_launch
 from neuraxis.rpc.frames import Frame
 
@@ -41,6 +41,7 @@ __all__ = [
     "Transport",
     "World",
     "find_world",
+    "not_accepted",
 ]
 
 INBOX = 0  # the channel that the serving threads read
@@ -89,6 +90,15 @@ class Endpoint(NamedTuple):
 
     name: str
     incarnation: int
+
+
+def not_accepted(to: Endpoint, timeout: float) -> CallTimeout:
+    """Return the error for a message that an endpoint has not accepted in time."""
+    return CallTimeout(
+        f"{to.name!r} accepts no message within {timeout:g} s: it is stopped or overloaded. Look at that process, or "
+        "give more time with timeout=",
+        to.name,
+    )
 
 
 class Request(NamedTuple):
@@ -183,7 +193,10 @@ class FixedRanks:
         if rank is None:
             raise CalleeGone(f"{dst!r} cannot be called: the endpoints are {', '.join(self._names)}", str(dst))
         if rank != self._rank and self._is_lost(rank):
-            raise CalleeGone(f"{self._names[rank]!r} cannot be called: it has left, or died", self._names[rank])
+            raise CalleeGone(
+                f"{self._names[rank]!r} cannot be called: it has left, or died. Start all ranks again",
+                self._names[rank],
+            )
         return Endpoint(self._names[rank], ONLY_INCARNATION)
 
     def names(self) -> list[str]:

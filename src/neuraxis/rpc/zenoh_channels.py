@@ -30,10 +30,9 @@ from contextlib import suppress
 from typing import Any
 
 from neuraxis.comm.backends.shm.zero_copy import BufferHandle, BufferReceiver, BufferSender
-from neuraxis.errors import CallTimeout
 from neuraxis.machine import usable_cores
 from neuraxis.rpc.frames import Frame
-from neuraxis.rpc.transport import INBOX, Endpoint
+from neuraxis.rpc.transport import INBOX, Endpoint, not_accepted
 from neuraxis.threads import Threads
 from neuraxis.wire.objects import Unreadable
 
@@ -218,7 +217,7 @@ class Publishers:
 
         self._threads.run(work)
         if not done.wait(timeout):
-            raise CallTimeout(f"{to.name!r} accepts no message within {timeout:g} s", to.name)
+            raise not_accepted(to, timeout)
         if failure:
             raise failure[0]
 

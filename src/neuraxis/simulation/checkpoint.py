@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from neuraxis.engine.state import COUNTS, STREAM, ShardState
-from neuraxis.errors import CheckpointError
 from neuraxis.network import Network, RewardSTDP
 from neuraxis.store.states import (
     Kind,
@@ -23,6 +22,7 @@ from neuraxis.store.states import (
     begin,
     check_replaceable,
     commit,
+    damaged,
     file_sum,
     open_tensors,
     shard_name,
@@ -81,7 +81,7 @@ class SavedState:
             self._find_pieces()
         except (KeyError, ValueError, TypeError, SafetensorError) as error:
             self._stack.close()
-            raise CheckpointError(f"{folder}: damaged: {error!r}") from error
+            raise damaged(folder, repr(error)) from error
         except BaseException:
             self._stack.close()
             raise
@@ -90,7 +90,7 @@ class SavedState:
         totals = [self._read(file, _totals) for file in self._files]
         steps = {step for step, _, _ in totals}
         if len(steps) != 1:
-            raise CheckpointError(f"{self._folder}: its files were saved at different steps: {sorted(steps)}")
+            raise damaged(self._folder, f"its files were saved at different steps: {sorted(steps)}")
         self.step = steps.pop()
         self.events = sum(events for _, events, _ in totals)
         self.spike_hash = sum(spike_hash for _, _, spike_hash in totals) % 2**64
@@ -118,14 +118,14 @@ class SavedState:
             return how(file)
         except (KeyError, ValueError, TypeError) as error:
             path = self._folder / self._names[self._files.index(file)]
-            raise CheckpointError(f"{path}: damaged: {error!r}") from error
+            raise damaged(path, repr(error)) from error
 
     def check(self, network: Network) -> None:
         """Raise unless the state holds every array that the shards of a network need, in the right sizes."""
         try:
             self._check(network)
         except (KeyError, ValueError, TypeError, IndexError, SafetensorError) as error:
-            raise CheckpointError(f"{self._folder}: damaged: {error!r}") from error
+            raise damaged(self._folder, repr(error)) from error
 
     def _check(self, network: Network) -> None:
         driven = {one.population.index for one in network.poisson_inputs}
@@ -175,7 +175,7 @@ class SavedState:
 
     def _require(self, fulfilled: bool, what: str) -> None:
         if not fulfilled:
-            raise CheckpointError(f"{self._folder}: damaged: {what}: missing or of the wrong size")
+            raise damaged(self._folder, f"{what}: missing or of the wrong size")
 
     def neurons(self, population: int, first: int, last: int) -> Mapping[str, Array]:
         collected: dict[str, list[Array]] = {}
@@ -289,7 +289,7 @@ def saved_note(found: SavedFolder) -> dict[str, Any]:
     try:
         return dict(found.metadata.get("note") or {})
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{found.folder}: damaged: its note is {error!r:.300}") from error
+        raise damaged(found.folder, f"its note is {error!r:.300}") from error
 
 
 def describe_network(network: Network) -> dict[str, Any]:

@@ -46,6 +46,9 @@ __all__ = ["ParallelExecutor"]
 _LOG_LINES = 5
 
 
+_ENDED = "the workers of this simulation have ended. Make a new one; restore() continues from a saved state"
+
+
 @renamed_arguments(timeout_s="timeout")
 class ParallelExecutor(ShardedExecutor):
     """Runs a network as one shard in each of `workers` processes.
@@ -127,7 +130,7 @@ class ParallelExecutor(ShardedExecutor):
         """Redistribute the neurons over the workers. Their states are lost: restore them."""
         assert self._setup is not None
         if self._team is None:
-            raise ShardFailed("the workers of this simulation have ended")
+            raise ShardFailed(_ENDED)
         try:
             self._build(self._setup.network, placement, lambda synapses: None)
         except BaseException:
@@ -187,7 +190,7 @@ class ParallelExecutor(ShardedExecutor):
     def ask(self, command: str, *arguments: Any) -> list[Any]:
         """Send a command to all workers and return their replies, by rank."""
         if self._team is None:
-            raise ShardFailed("the workers of this simulation have ended")
+            raise ShardFailed(_ENDED)
         try:
             self._team.broadcast((command, *arguments))
             replies = self._replies() if self._python_populations else self._team.gather(timeout=self._timeout)
@@ -198,7 +201,8 @@ class ParallelExecutor(ShardedExecutor):
             self.close()
             late = ", ".join(str(rank) for rank in error.ranks)
             raise ShardFailed(
-                f"worker {late} did not answer {command!r} within {self._timeout:g} s and was stopped",
+                f"worker {late} did not answer {command!r} within {self._timeout:g} s and was stopped. Give more time "
+                "with ParallelExecutor(timeout=...)",
                 worker=error.ranks[0] if error.ranks else -1,
             ) from error
         except BaseException:

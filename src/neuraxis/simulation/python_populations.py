@@ -30,6 +30,7 @@ from neuraxis.deprecation import warn_deprecated
 from neuraxis.engine.placement import Placement
 from neuraxis.errors import CheckpointError, InvalidArgument, NotSerializable, ShardFailed
 from neuraxis.network import Network
+from neuraxis.network.grid import on_grid
 from neuraxis.network.network import LARGEST_STEP
 from neuraxis.wire.tensors import HostTensor, pack, to_device, to_sendable, unpack
 
@@ -63,8 +64,9 @@ _PAYLOAD, _EXTERNAL = "<letter>/", "<given>/"
 class Event:
     """Spikes of some neurons of one source, with optional data, that arrive at one time.
 
-    In a returned event, `ids` are neurons of the Python population itself. `time_ms` is rounded to the nearest step;
-    None, or a time that is not in the future, means the next step. `source` is ignored.
+    In a returned event, `ids` are neurons of the Python population itself. `time_ms` is rounded to the nearest step,
+    with a `RoundingWarning` the first time that a region returns one between two steps; None, or a time that is not in
+    the future, means the next step. `source` is ignored.
     """
 
     time_ms: float | None = None
@@ -247,6 +249,7 @@ class PythonPopulationRunner:
         self._external: dict[str, list[_ExternalData]] = {spec.name: [] for spec in here}
         self._done = shard.step
         self._called: set[str] = set()
+        self._rounded: set[str] = set()  # regions whose rounded times have been reported
         self.around_first_call: Callable[[bool], None] = lambda begins: None  # a first call may import a lot
         # Multiples of these steps may require a call.
         self._every = [one.batch_steps for one in here if one.subscriptions] + [
@@ -367,11 +370,7 @@ class PythonPopulationRunner:
 
     def _spikes(self, spec: PythonPopulation, event: Event, now: int) -> list[tuple[int, NDArray[np.int64]]]:
         """Return (step, neurons in the network) for a returned event, and send its payload."""
-        step = now + 1
-        if event.time_ms is not None:
-            step = max(step, int(np.floor(event.time_ms / self._dt_ms + 0.5)))
-        if step > LARGEST_STEP:
-            raise InvalidArgument(f"it returned an event at {event.time_ms:g} ms, which is beyond the last step")
+        step = now + 1 if event.time_ms is None else self._step_of(spec, event.time_ms, now)
         ids = np.asarray(event.ids)
         population = self._network.populations[spec.population]
         if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1 or ids.min() < 0 or ids.max() >= population.n):
@@ -385,6 +384,25 @@ class PythonPopulationRunner:
             spikes.append((step, np.array([self._network.populations[spec.marker].first_id])))
             self._transport.send(Payload(spec.marker, step, event.data))
         return spikes
+
+    def _step_of(self, spec: PythonPopulation, time_ms: Any, now: int) -> int:
+        """Return the step of a returned event; warn of the first one of each region that is between two steps."""
+        try:
+            time_ms = float(time_ms)
+            step = int(np.floor(time_ms / self._dt_ms + 0.5))
+        except (TypeError, ValueError, OverflowError):  # not a number, nan, inf
+            raise InvalidArgument(
+                f"it returned an event with time_ms={time_ms!r}; expected a time in ms, or None"
+            ) from None
+        if step <= now:
+            return now + 1
+        if step > LARGEST_STEP:
+            raise InvalidArgument(f"it returned an event at {time_ms:g} ms, which is beyond the last step")
+        if spec.name not in self._rounded:
+            used = on_grid(time_ms, self._dt_ms, f"region {spec.name!r} (reported once): a returned time_ms")
+            if used != time_ms:
+                self._rounded.add(spec.name)
+        return step
 
     # --- Saving and restoring ----------------------------------------------------------------------------------
 

@@ -141,11 +141,13 @@ class Summary:
         cores = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         if self.device != "cpu":
             cores += f" ({self.device})"
-        ran = f"{self.time_ms:,.1f} ms of model time in {self.run_seconds:.3f} s on {cores}"
+        took = f"{self.run_seconds:.3f}" if self.run_seconds >= 0.1 else f"{self.run_seconds:.2g}"
+        ran = f"{self.time_ms:,.1f} ms of model time in {took} s on {cores}"
         size = f"{self.synapses:,} synapses, {self.bytes_per_synapse:.2f} bytes each{clipped}"
         compiled = f"compiled in {self.compile_seconds:.1f} s, once; " if self.compile_seconds >= 0.05 else ""
         memory = f"memory at most {self.peak_memory_bytes / 2**20:,.0f} MiB"
-        events = f"{self.synaptic_events:,} synaptic events ({self.synaptic_events_per_second:.3g} a second)"
+        rate = self.synaptic_events_per_second
+        events = f"{self.synaptic_events:,} synaptic events ({float(f'{rate:.3g}'):,.0f} a second)"
         lines = [
             f"{ran}: real-time factor {self.real_time_factor:.3g}",
             f"{compiled}built in {self.build_seconds:.2f} s: {size}; {memory}",

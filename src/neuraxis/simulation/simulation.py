@@ -69,7 +69,7 @@ _FIRST_PIECE_STEPS = 100
 _MANY_ROUNDED = 0.05
 
 
-@renamed_arguments(residents="python_populations")
+@renamed_arguments(residents="python_populations", recovery_every_ms="checkpoint_every_ms")
 class Simulation:
     """A built network that can be run; a context manager that closes on exit.
 
@@ -99,8 +99,8 @@ class Simulation:
     on_worker_loss : {"raise", "restart"}
         "restart" saves the state regularly to a temporary folder. When a worker dies, new workers continue from the
         last saved state, with the same result as without the failure.
-    recovery_every_ms : float
-        Shortest model time between two such saved states.
+    checkpoint_every_ms : float
+        Least model time between two such saved states, in ms.
     check_finite : bool
         Stop the run with `NumericalInstability` when an infinite state or a NaN is noticed. States are checked in one
         step of 16, in the last step of each call and before saving. Use False for models that need such values.
@@ -143,7 +143,7 @@ class Simulation:
         python_populations: Sequence[PythonPopulation] = (),
         placement: Placement | None = None,
         on_worker_loss: str = "raise",
-        recovery_every_ms: float = 1000.0,
+        checkpoint_every_ms: float = 1000.0,
         check_finite: bool = True,
     ) -> None:
         if not isinstance(network, Network):
@@ -185,7 +185,7 @@ class Simulation:
                     "Use workers= instead of executor="
                 )
             self._recovery = Recovery(
-                to_steps(positive(recovery_every_ms, "recovery_every_ms"), network.dt_ms, "recovery")
+                to_steps(positive(checkpoint_every_ms, "checkpoint_every_ms"), network.dt_ms, "checkpoint_every_ms")
             )
         if executor is None:
             executor = self._new_executor(int(workers))

@@ -48,6 +48,7 @@ __all__ = [
     "begin",
     "check_replaceable",
     "commit",
+    "damaged",
     "data_folder",
     "discard",
     "file_sum",
@@ -134,20 +135,24 @@ class SavedFolder:
             ]
             found, version, writer = str(body["kind"]), body["content"], body.get("written_by", "an earlier release")
         except FileNotFoundError as error:
-            raise CheckpointError(f"{folder}: holds no saved state ({MANIFEST} is missing)") from error
+            raise CheckpointError(
+                f"{folder}: holds no saved state ({MANIFEST} is missing). Give the folder of a complete save"
+            ) from error
         except CheckpointError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise CheckpointError(f"{path}: damaged, or not a saved state: {error!r:.300}") from error
+            raise damaged(path, f"or not a saved state: {error!r:.300}") from error
         if found != kind.name:
-            raise CheckpointError(f"{folder}: holds the state of a {found:.40}, not of a {kind.name}")
+            raise CheckpointError(
+                f"{folder}: holds the state of a {found:.40}, not of a {kind.name}. Use another folder"
+            )
         if version != kind.version:
             raise CheckpointError(
                 f"{path}: version {version!r:.40} of the state of a {kind.name}, written by {writer!s:.40}; neuraxis "
                 f"{__version__} reads version {kind.version}. Restore it with the release that wrote it"
             )
         if not files or not all(named):
-            raise CheckpointError(f"{path}: damaged: it names files outside its folder, or none")
+            raise damaged(path, "it names files outside its folder, or none")
         return cls(folder, data, files, identity, metadata)
 
     def require_identity(self, here: Mapping[str, Any], what: str, otherwise: str) -> None:
@@ -159,7 +164,9 @@ class SavedFolder:
             was = self.identity.get(field)
             if was != value:
                 difference = otherwise if field == "digest" else f"{field} was {was!r:.300}, here it is {value!r:.300}"
-                raise CheckpointError(f"{self.folder}: was saved from another {what}: {difference}")
+                raise CheckpointError(
+                    f"{self.folder}: was saved from another {what}: {difference}. Restore it into the {what} it is from"
+                )
 
     def verify(self, names: Iterable[str] | None = None) -> None:
         """Raise CheckpointError if a file has changed since it was written; check only `names`, if given."""
@@ -167,7 +174,14 @@ class SavedFolder:
             size, crc = self.files[name]
             found_size, found_crc = file_sum(self.data / name)
             if found_crc != crc or size not in (None, found_size):
-                raise CheckpointError(f"{self.data / name}: damaged: its size or checksum differs")
+                raise damaged(self.data / name, "its size or checksum differs")
+
+
+def damaged(path: Path, reason: str) -> CheckpointError:
+    """Return the error for a saved state, or a file of it, with invalid content."""
+    return CheckpointError(
+        f"{path}: damaged{', ' if reason.startswith('or ') else ': '}{reason}. Restore an earlier one"
+    )
 
 
 def _read_json(path: Path) -> Any:

@@ -205,7 +205,7 @@ def _json_decoder(wanted: Any) -> msgspec.json.Decoder[Any]:
 
 def _encode_bytes(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise NotSerializable(f"an object of type {_name(type(value))} is not bytes")
+        raise NotSerializable(f"an object of type {_name(type(value))} is not bytes. Convert it, or leave out codec=")
     return bytes(value), _BYTES
 
 
@@ -228,7 +228,9 @@ def _checked(value: Any, wanted: Any) -> Any:
 
 def _encode_array(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
     if not is_plain_array(value):
-        raise NotSerializable(f"an object of type {_name(type(value))} is not an array of numbers, text or records")
+        raise NotSerializable(
+            f"an object of type {_name(type(value))} is not an array of numbers, text or records. Leave out codec="
+        )
     return frame_array(value), _ARRAY
 
 
@@ -238,7 +240,9 @@ def _decode_array(payload: Any, schema: str, wanted: Any, allow_pickle: bool) ->
 
 def _encode_tensor(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
     if not is_plain_tensor(value):
-        raise NotSerializable(f"an object of type {_name(type(value))} is not a strided tensor of plain numbers")
+        raise NotSerializable(
+            f"an object of type {_name(type(value))} is not a strided tensor of plain numbers. Send its NumPy array"
+        )
     return frame_tensor(value), _TENSOR
 
 
@@ -257,7 +261,7 @@ def _is_protobuf(value: Any) -> bool:
 
 def _encode_protobuf(value: Any, allow_pickle: bool) -> tuple[bytes, str]:
     if not _is_protobuf(value):
-        raise NotSerializable(f"an object of type {_name(type(value))} is not a Protobuf message")
+        raise NotSerializable(f"an object of type {_name(type(value))} is not a Protobuf message. Leave out codec=")
     return value.SerializeToString(), f"{_PROTOBUF};{value.DESCRIPTOR.full_name}"
 
 

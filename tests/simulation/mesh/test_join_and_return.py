@@ -169,13 +169,13 @@ def free(missing: tuple[str, ...], **options: Any) -> Iterator[RegionTeam]:
 def test_regions_that_start_together_run_by_themselves_to_their_end() -> None:
     steps = 2000
     with free((), until=steps, start_timeout=LIMIT_S) as team:
-        until(lambda: {one["step"] for one in team.ask("story").values()} == {steps}, "all have come to the end")
+        until(lambda: {one["step"] for one in team.ask("statistics").values()} == {steps}, "all have come to the end")
         expected = alone(steps)
         states = team.ask("read_state", 2, "v_mv")
         assert np.array_equal(states["a"], expected["a v"])
         assert np.array_equal(team.ask("read_state", 1, "v_mv")["source"], expected["shadow v"])
         assert np.array_equal(team.ask("read_counts", [3])["b"][0], expected["b counts"])
-        stories = team.ask("story")
+        stories = team.ask("statistics")
         assert not any(one["silences"] for reported in stories.values() for one in reported["upstream"].values())
 
 
@@ -183,7 +183,7 @@ def test_the_others_begin_without_one_that_does_not_come_and_it_is_heard_when_it
     with free(("source",)) as team:
         begun = until(lambda: _step(team, "a") > 300, "the others begin without it")
         assert begun
-        reported = team.ask("story")["a"]["upstream"]["source"]
+        reported = team.ask("statistics")["a"]["upstream"]["source"]
         assert reported["state"] == "missing"
         assert reported["silences"][0] == [1, None, "never joined"]
         team.start("source")
@@ -194,20 +194,20 @@ def test_the_others_begin_without_one_that_does_not_come_and_it_is_heard_when_it
         assert 300 - 15 <= reported["silences"][-1][1] < reported["heard"]
         assert reported["lost"] == 0
         # It joined during the run, and receives the others from then on.
-        mine = team.ask("story")["source"]
+        mine = team.ask("statistics")["source"]
         assert mine["step"] > 300
         assert mine["upstream"]["b"]["state"] == "live"
         assert mine["upstream"]["b"]["lost"] == 0
         until(lambda: team.ask("read_counts", [1])["source"][0].sum() > 100, "its neurons spike")
-        assert not any(one["refused"] for one in team.ask("story").values())
+        assert not any(one["refused"] for one in team.ask("statistics").values())
 
 
 def _step(team: RegionTeam, name: str) -> int:
-    return int(team.ask("story").get(name, {"step": 0})["step"])
+    return int(team.ask("statistics").get(name, {"step": 0})["step"])
 
 
 def _heard(team: RegionTeam) -> Any:
-    stories = team.ask("story")
+    stories = team.ask("statistics")
     if "a" not in stories:
         return None
     reported = stories["a"]["upstream"]["source"]
@@ -233,12 +233,12 @@ def test_what_nobody_has_any_more_when_one_comes_back_is_recorded(tmp_path: Path
 
 
 def _missing_since(team: RegionTeam) -> int:
-    reported = team.ask("story")["a"]["upstream"]["source"]
+    reported = team.ask("statistics")["a"]["upstream"]["source"]
     return int(reported["silences"][-1][0]) if reported["state"] == "missing" else 0
 
 
 def _caught_up(team: RegionTeam) -> Any:
-    stories = team.ask("story")
+    stories = team.ask("statistics")
     if not {"source", "b"} <= stories.keys() or stories["source"]["step"] < stories["b"]["step"] - 5000:
         return None
     reported = stories["source"]["upstream"]["b"]
@@ -250,7 +250,7 @@ def test_one_that_is_there_before_the_others_waits_for_them() -> None:
         assert [peer.step or 0 for peer in team.node.peers()] == [0]
         for name in ("a", "b"):
             team.start(name)
-        until(lambda: {one["step"] for one in team.ask("story").values()} == {1000}, "all have come to the end")
+        until(lambda: {one["step"] for one in team.ask("statistics").values()} == {1000}, "all have come to the end")
         assert np.array_equal(team.ask("read_state", 2, "v_mv")["a"], alone(1000)["a v"])
 
 
@@ -268,4 +268,4 @@ def test_an_unknown_node_cannot_command_a_region() -> None:
                 team.node.request("source", "command", value, timeout=10.0)
             except Exception as error:
                 assert "no such node" not in str(error)  # noqa: PT017
-        assert team.ask("story")["source"]["region"] == "source"
+        assert team.ask("statistics")["source"]["region"] == "source"

@@ -132,7 +132,7 @@ def by_the_clock(**options: Any) -> Iterator[RegionTeam]:
 
 
 def steps_of(team: RegionTeam) -> dict[str, int]:
-    return {name: report["step"] for name, report in team.ask("story").items()}
+    return {name: report["step"] for name, report in team.ask("statistics").items()}
 
 
 def spikes_of(team: RegionTeam, name: str) -> int:
@@ -152,7 +152,7 @@ def test_two_regions_follow_the_wall_clock_and_one_is_killed() -> None:
         steps = steps_of(team)
         assert abs(steps["beat"] - steps["ear"]) < LIMIT_S * STEPS_PER_S
         until(lambda: spikes_of(team, "ear") > 0, "spikes arrive")
-        stories = team.ask("story")
+        stories = team.ask("statistics")
         for report in stories.values():
             clock = report["clock"]
             assert clock["windows"] > 10
@@ -178,7 +178,7 @@ def test_two_regions_follow_the_wall_clock_and_one_is_killed() -> None:
         team.start("beat")
         team.wait(LIMIT_S, ["beat"])
         until(lambda: spikes_of(team, "ear") > silent, "its spikes arrive again")
-        report = team.ask("story")["ear"]["upstream"]["beat"]
+        report = team.ask("statistics")["ear"]["upstream"]["beat"]
         assert report["state"] == "live"
         assert report["silences"][-1][1] is not None
         assert steps_of(team)["beat"] > step
@@ -194,8 +194,8 @@ def test_a_clock_five_hours_behind_does_not_move_the_epoch_and_both_warn() -> No
         behind.send(0, {})  # no objects of a notebook
         behind.send(0, team._setups["beat"])
         team.wait(LIMIT_S, ["beat"])
-        until(lambda: all(team.ask("story")[name]["clock_refused"] for name in UNITS.names), "both to refuse it")
-        for name, report in team.ask("story").items():
+        until(lambda: all(team.ask("statistics")[name]["clock_refused"] for name in UNITS.names), "both to refuse it")
+        for name, report in team.ask("statistics").items():
             assert report["step"] < before_step + (time.monotonic() - begun + LIMIT_S) * STEPS_PER_S, name
             assert "whose clock does not agree" in str(report["clock_refused"])
         with pytest.raises(MeshError, match=r"'beat': its clock is 1[78],... s behind"):
@@ -309,7 +309,7 @@ def test_a_restored_clock_continues_at_its_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def _missing(team: RegionTeam) -> Any:
-    report = team.ask("story")["ear"]["upstream"]["beat"]
+    report = team.ask("statistics")["ear"]["upstream"]["beat"]
     return report if report["state"] == "missing" else None
 
 
@@ -324,7 +324,7 @@ def test_they_end_at_their_time_and_what_came_late_is_counted() -> None:
             resume(team.pids["beat"])
         end = 4 * STEPS_PER_S
         until(lambda: steps_of(team) == {"beat": end, "ear": end}, "both have come to the end")
-        stories = team.ask("story")
+        stories = team.ask("statistics")
         heard, clock = stories["ear"]["upstream"]["beat"], stories["beat"]["clock"]
         assert heard["late"] + heard["lost"] > 0 or heard["silences"]
         assert clock["missed_deadlines"] > 0 or clock["skipped_steps"] > 0

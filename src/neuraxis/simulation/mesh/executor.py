@@ -248,7 +248,7 @@ class MeshExecutor(ShardedExecutor):
 
     def statistics(self) -> dict[str, Any]:
         """Return statistics of each region: outages of others, steps recovered and lost."""
-        return {} if self.team is None else self.team.ask("story")
+        return {} if self.team is None else self.team.ask("statistics")
 
     def close(self) -> None:
         team, self.team = self.team, None

@@ -596,7 +596,7 @@ class RegionNode:
             return self._advance(int(arguments[0]), bool(arguments[1]) if len(arguments) > 1 else False)
         if name == "start":
             return self._start(*arguments)
-        if name == "story":
+        if name == "statistics":
             return self.statistics()
         if name == "publish":  # sent after all regions have restored the state
             return self._publish(whole=True)

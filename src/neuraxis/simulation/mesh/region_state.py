@@ -17,7 +17,18 @@ from neuraxis.errors import CheckpointError
 from neuraxis.simulation.checkpoint import SavedState, write_shard
 from neuraxis.simulation.mesh.setup import RegionSetup
 from neuraxis.simulation.runner import ShardRunner
-from neuraxis.store.states import Kind, SavedFolder, begin, commit, discard, file_sum, prune, saved_steps, step_folder
+from neuraxis.store.states import (
+    Kind,
+    SavedFolder,
+    begin,
+    commit,
+    damaged,
+    discard,
+    file_sum,
+    prune,
+    saved_steps,
+    step_folder,
+)
 
 __all__ = ["RegionStates"]
 
@@ -102,7 +113,7 @@ class RegionStates:
         try:
             timeline = int(found.metadata["timeline"])
         except (KeyError, ValueError, TypeError, OverflowError) as error:
-            raise CheckpointError(f"{folder}: damaged: {error!r:.300}") from error
+            raise damaged(folder, f"{error!r:.300}") from error
         with SavedState(found.data, list(found.files)) as saved:
             install_state(runner.shard, saved, totals=True)
             runner.python_populations.install(saved.python_populations())

@@ -271,7 +271,7 @@ class ParameterServer:
                     return {"ready": True, "version": version, "state": state, "finished": self._is_finished()}
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return {"ready": False, "story": self._status()}
+                    return {"ready": False, "status": self._status()}
                 self._changed.wait(left)
 
     def _leave(self, request: dict[str, Any]) -> None:

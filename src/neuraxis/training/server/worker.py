@@ -177,7 +177,7 @@ class ServerWorker:
             if time.monotonic() > deadline:
                 raise RequestTimeout(
                     f"worker {self.name!r} could not proceed within {self.timeout:g} s: the server {self._server!r} "
-                    f"is at {answer['story']}"
+                    f"is at {answer['status']}"
                 )
         self._state_layout.unpack(answer["state"], self._state)
         self.version = int(answer["version"])
