@@ -78,6 +78,11 @@ class BlockLayout:
     stream: int | None  # the first of the two rows of the random stream
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    inputs: tuple[str, ...] = ()  # rate inputs, in the last rows
+
+    def input_row(self, name: str) -> int:
+        """Return the row of a rate input."""
+        return self.rows - len(self.inputs) + self.inputs.index(name)
 
     @classmethod
     def of(cls, model: NeuronModel, *, poisson: bool, current: bool) -> BlockLayout:
@@ -93,7 +98,8 @@ class BlockLayout:
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
-            rows=rows,
+            rows=rows + len(model.rate_inputs),
+            inputs=model.rate_inputs,
         )
 
 
@@ -189,6 +195,8 @@ def _update_source(
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"_f(A[{place * BLOCK} + k]) * scale_{place}" for place in places)
+    for name in layout.inputs:
+        given[name] = f"F[{layout.input_row(name) * BLOCK} + k]"
     given["current_pa"] = "current_pa"
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"

@@ -4,6 +4,7 @@ The function is the whole model. The engine recognises its arguments by name:
 
 * a state (in `states`): the neuron's current value, float32 if the initial value is a float, int32 if it is an int;
 * a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
+* a rate input (in `rate_inputs`): the sum of weight x output over the continuous connections onto the neuron (float32);
 * `current_pa`: the current that `Network.current` injects in this step;
 * `uniform`: a random int32, uniform over all 32-bit integers, new for each neuron and step;
 * a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
@@ -82,7 +83,11 @@ class NeuronModel:
     description : str
         Docstring of the function.
     meanings : mapping of str to str
-        Short phrases that say what parameters, states, receptors and signals are.
+        Short phrases that say what parameters, states, receptors, rate inputs and signals are.
+    rate_inputs : tuple of str
+        Names of the inputs of continuous connections (`Network.connect_rates`).
+    output : str, optional
+        State that continuous connections transmit.
     definition : ast.FunctionDef, optional
         The parsed source, whose nodes know their file and line; left out where the model is pickled.
 
@@ -109,6 +114,8 @@ class NeuronModel:
     constants_for: Constants | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
     meanings: Mapping[str, str] = field(default_factory=dict, compare=False)
+    rate_inputs: tuple[str, ...] = ()
+    output: str | None = None
     definition: ast.FunctionDef | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -197,7 +204,7 @@ class NeuronModel:
             values.update(self.constants_for(self.parameters, dt_ms))
         elif self.constants is not None:
             values.update(self.constants)
-        others = {*self.states, *self.receptors, *self.signals}
+        others = {*self.states, *self.receptors, *self.rate_inputs, *self.signals}
         wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
         missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
@@ -237,6 +244,8 @@ def neuron_model(
     signals: Mapping[str, float] | None = None,
     constants: Constants | Mapping[str, str] | None = None,
     meanings: Mapping[str, str] | None = None,
+    rate_inputs: Sequence[str] = (),
+    output: str | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
     """Decorate a function that advances one neuron by one step, to make a neuron model of it.
 
@@ -258,6 +267,10 @@ def neuron_model(
     meanings : mapping of str to str, optional
         A short phrase for parameters, states, receptors and signals by name, as "membrane time constant". They are
         shown by `help(model)` and in the table of `model.parameters`.
+    rate_inputs : sequence of str, optional
+        Names of the inputs of continuous connections, each an argument of the function.
+    output : str, optional
+        The float state that continuous connections from such neurons transmit: its value after each step.
 
     Returns
     -------
@@ -292,7 +305,9 @@ def neuron_model(
     """
 
     def make(function: Callable[..., Any]) -> NeuronModel:
-        return _made(defined_by(function), states, receptors, parameters, signals, constants, meanings)
+        return _made(
+            defined_by(function), states, receptors, parameters, signals, constants, meanings, rate_inputs, output
+        )
 
     return make
 
@@ -306,6 +321,8 @@ def neuron_model_from_source(
     signals: Mapping[str, float] | None = None,
     constants: Constants | Mapping[str, str] | None = None,
     meanings: Mapping[str, str] | None = None,
+    rate_inputs: Sequence[str] = (),
+    output: str | None = None,
     names: Mapping[str, Any] | None = None,
     filename: str = "<source>",
 ) -> NeuronModel:
@@ -318,7 +335,7 @@ def neuron_model_from_source(
     source : str
         Text of a function as `neuron_model` takes it. Before it may be functions that it calls, and numbers and tuples
         of numbers with names (`SIZE = 3`). Imports from `neuraxis.network.arithmetic` have no effect.
-    states, receptors, parameters, signals, constants, meanings
+    states, receptors, parameters, signals, constants, meanings, rate_inputs, output
         As for `neuron_model`. With `constants` as a mapping of expressions, the whole model can come from a file.
     names : mapping of str to object, optional
         Numbers, tables and functions that the text may use.
@@ -353,7 +370,8 @@ def neuron_model_from_source(
     ... )
     leaky(tau_m_ms=20, threshold_mv=20)
     """
-    return _made(defined_in(source, filename, names or {}), states, receptors, parameters, signals, constants, meanings)
+    definition = defined_in(source, filename, names or {})
+    return _made(definition, states, receptors, parameters, signals, constants, meanings, rate_inputs, output)
 
 
 def _made(
@@ -364,6 +382,8 @@ def _made(
     signals: Mapping[str, float] | None,
     constants: Constants | Mapping[str, str] | None,
     meanings: Mapping[str, str] | None,
+    rate_inputs: Sequence[str],
+    output: str | None,
 ) -> NeuronModel:
     """Check what a model is made of, and return it."""
     name = function.name
@@ -372,11 +392,17 @@ def _made(
     )
     if len(receptors) > LARGEST_RECEPTORS:
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
-    if isinstance(receptors, str):
-        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    for kind, given in (("receptors", receptors), ("rate_inputs", rate_inputs)):
+        if isinstance(given, str):
+            raise InvalidType(f"{kind}={given!r}: a tuple of names is expected, as in ({given!r},)")
+    if output is not None and not isinstance(states.get(output), float):
+        floats = [one for one, value in states.items() if isinstance(value, float)]
+        raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
     tree = inline_functions(function)
     arguments = tuple(argument.arg for argument in tree.args.args)
-    for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
+    for kind, given in (
+        ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals)
+    ):  # fmt: skip
         for one in given:
             if one not in arguments:
                 at = located(name, tree)
@@ -384,7 +410,7 @@ def _made(
     _check_returns(name, tree, states)
     if isinstance(constants, Mapping):
         constants = DerivedConstants(name, constants, set(parameters))
-    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *signals])
+    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *rate_inputs, *signals])
     made = NeuronModel(
         name=name,
         states=states,
@@ -397,6 +423,8 @@ def _made(
         constants_for=constants,
         description=function.description,
         meanings=described,
+        rate_inputs=tuple(rate_inputs),
+        output=output,
         definition=tree,
     )
     lower_model(made, _usual_values(made))
@@ -438,6 +466,7 @@ def _help_text(model: NeuronModel) -> str:
     """Return the description followed by tables of states, receptors, signals and parameters with their units."""
     parts = [model.description or f"Neuron model {model.name}."]
     inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights", "") for name in model.receptors]
+    inputs += [(name, "rates", "") for name in model.rate_inputs]
     if model.takes_current:
         inputs.append(("current_pa", "current from Network.current", ""))
     for title, rows in (
