@@ -881,7 +881,14 @@ def _projections(network: Network) -> Table:
 def _rate_projections(network: Network) -> Table:
     columns = ("name", "rule", "weight", "delay_ms", "input", "synapses")
     rows: Rows = [
-        (one.name, brief(one.rule), brief(one.weight), brief(one.delay_ms), one.receptor, f"{one.expected_synapses:,.0f}")
+        (
+            one.name,
+            brief(one.rule),
+            brief(one.weight),
+            brief(one.delay_ms),
+            one.receptor,
+            f"{one.expected_synapses:,.0f}",
+        )
         for one in network.rate_projections
     ]
     return "rate projections", columns, rows

@@ -392,9 +392,9 @@ def _made(
     )
     if len(receptors) > LARGEST_RECEPTORS:
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
-    for kind, given in (("receptors", receptors), ("rate_inputs", rate_inputs)):
-        if isinstance(given, str):
-            raise InvalidType(f"{kind}={given!r}: a tuple of names is expected, as in ({given!r},)")
+    for what, names in (("receptors", receptors), ("rate_inputs", rate_inputs)):
+        if isinstance(names, str):
+            raise InvalidType(f"{what}={names!r}: a tuple of names is expected, as in ({names!r},)")
     if output is not None and not isinstance(states.get(output), float):
         floats = [one for one, value in states.items() if isinstance(value, float)]
         raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")

@@ -274,7 +274,7 @@ class Rates:
         """Return pre, post (within their populations), delay_steps and weight of the synapses onto this shard."""
         for table in self.tables:
             if table.projection.index == projection.index:
-                counts: NDArray[np.int64] = np.diff(table.starts)  # type: ignore[assignment]
+                counts = np.diff(table.starts)
                 classes = table.classes if len(table.classes) else np.zeros(len(table.weights), np.uint16)
                 column = self._columns[projection.pre.index]
                 return {
@@ -410,4 +410,3 @@ def publish_outputs(control: Any, slices: Any, t: Any) -> None:
                 out[k] = bits
                 total += mix((first + k) * GOLDEN + np.uint64(bits) * _HASH_FACTOR)
     control.hash = np.int64(total)
-

@@ -8,6 +8,7 @@ from __future__ import annotations
 from neuraxis.network.models.adex import adex
 from neuraxis.network.models.izhikevich import izhikevich
 from neuraxis.network.models.lif import lif_alpha, lif_cond_exp, lif_delta, lif_exp, lif_exp_two
+from neuraxis.network.models.rates import rate_linear, rate_tanh, rate_threshold_linear
 from neuraxis.network.models.sources import poisson_source, spike_source
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "lif_exp",
     "lif_exp_two",
     "poisson_source",
+    "rate_linear",
+    "rate_tanh",
+    "rate_threshold_linear",
     "spike_source",
 ]
 
