@@ -21,7 +21,8 @@ SPIKES, HEALTH = "spikes", "health"
 COMMAND, REPLAY, WHERE = "command", "replay", "where"
 
 _HEAD = struct.Struct("<4sIqqqQ")
-_MAGIC = b"nxw1"
+_MAGIC, _MAGIC_WITH_OUTPUTS = b"nxw1", b"nxo1"
+_COUNT = struct.Struct("<Q")  # after the head, if there are outputs: their number
 MOST_STEPS = 65536
 _NO_OUTPUTS = np.zeros(0, np.float32)
 
@@ -77,8 +78,11 @@ class RegionStatus(msgspec.Struct):
 
 
 def pack_window(window: Window) -> bytes:
-    n = len(window.ids)
-    head = _HEAD.pack(_MAGIC, n, window.first, window.last, window.epoch_ns, window.digest)
+    n, outputs = len(window.ids), window.outputs.size
+    magic = _MAGIC_WITH_OUTPUTS if outputs else _MAGIC
+    head = _HEAD.pack(magic, n, window.first, window.last, window.epoch_ns, window.digest)
+    if outputs:
+        head += _COUNT.pack(outputs)
     return head + window.ids.tobytes() + window.outputs.tobytes() + window.after.tobytes()
 
 
@@ -87,12 +91,17 @@ def unpack_window(payload: object) -> Window:
     if not isinstance(payload, bytes) or len(payload) < _HEAD.size:
         raise ValueError("not a window of spikes")
     magic, n, first, last, epoch_ns, digest = _HEAD.unpack_from(payload)
-    outputs, left = divmod(len(payload) - _HEAD.size - 6 * n, 4)
-    if magic != _MAGIC or outputs < 0 or left:
+    begin, outputs = _HEAD.size, 0
+    if magic == _MAGIC_WITH_OUTPUTS and len(payload) >= begin + _COUNT.size:
+        (outputs,) = _COUNT.unpack_from(payload, begin)
+        begin += _COUNT.size
+    elif magic != _MAGIC:
+        raise ValueError("not a window of spikes, or truncated")
+    if len(payload) != begin + 6 * n + 4 * outputs:
         raise ValueError("not a window of spikes, or truncated")
     if not 1 <= first <= last < 2**31 or last - first >= MOST_STEPS:
         raise ValueError(f"a window with the invalid steps {first} to {last}")
-    ids = np.frombuffer(payload, np.int32, n, _HEAD.size)
-    values = np.frombuffer(payload, np.float32, outputs, _HEAD.size + 4 * n)
-    after = np.frombuffer(payload, np.uint16, n, _HEAD.size + 4 * (n + outputs))
+    ids = np.frombuffer(payload, np.int32, n, begin)
+    values = np.frombuffer(payload, np.float32, outputs, begin + 4 * n)
+    after = np.frombuffer(payload, np.uint16, n, begin + 4 * (n + outputs))
     return Window(first, last, after, ids, epoch_ns, digest, values)
