@@ -102,6 +102,7 @@ def _reached(goal: Goal, results: Results) -> tuple[str, float] | None:
 
 def _data(results: Results) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(results)
+    del data["plan"]["peers_python"]  # a path says nothing about the figures; their versions are in `machine`
     for found, entry in zip(data["entries"], results.entries, strict=True):
         if entry.samples:
             found["median"] = {
