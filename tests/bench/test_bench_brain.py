@@ -56,6 +56,8 @@ def test_a_run_has_every_sample_and_its_medians(race: dict[str, Any]) -> None:
     assert sample["synaptic_events"] > 0
     assert ours["median"]["real_time_factor"] == pytest.approx(sample["run_seconds"] / 0.02)
     assert ours["median"]["ratio"] == 1.0
+    assert ours["median"]["cpu_factor"] == pytest.approx(sample["cpu_seconds"] / 0.02)
+    assert sample["cpu_seconds"] > 0
     assert ours["first"]["fingerprint"] == sample["fingerprint"] != ""
     assert sample["process_seconds"] > sample["ready_seconds"] > sample["build_seconds"] > 0
     assert race["failures"] == race["disagreements"] == []
@@ -89,6 +91,8 @@ def test_scaling_runs_neuraxis_alone_and_compares_the_spikes() -> None:
     assert one["median"]["efficiency"] == 1.0
     speed_up = two["median"]["events_per_second"] / one["median"]["events_per_second"]
     assert two["median"]["efficiency"] == pytest.approx(speed_up / 2)
+    assert one["median"]["cpu_factor"] is not None
+    assert two["median"]["cpu_factor"] is None  # the workers' processor time is not known here
     assert one["samples"][0]["fingerprint"] == two["samples"][0]["fingerprint"] == two["first"]["fingerprint"]
     assert data["start_up"] is None
     assert data["targets"] == data["left_out"] == data["disagreements"] == []
@@ -264,6 +268,12 @@ def sample(run_seconds: float, build_seconds: float = 1.0, **more: Any) -> Sampl
 
 def ours(run_seconds: float, build_seconds: float = 1.0, fingerprint: str = "aa") -> Sample:
     return sample(run_seconds, build_seconds, synaptic_events=1_250_000, fingerprint=fingerprint)
+
+
+def test_processor_time_is_that_of_the_samples_that_report_it() -> None:
+    samples = [sample(1.0, cpu_seconds=0.25), sample(1.0), sample(1.0, cpu_seconds=0.75)]
+    assert Entry("brunel", Contender("nest", 1), samples).cpu_factor == 1.0  # 0.5 s for half a second of model time
+    assert Entry("brunel", Contender("nest", 1), [sample(1.0)]).cpu_factor is None
 
 
 def hand_made(microcircuit: Sample, **changes: Any) -> Results:

@@ -27,7 +27,11 @@ _START_UP_ORDER = 20
 
 
 class Sample(msgspec.Struct):
-    """The answer of a program about one run; `process_seconds` is the time of its whole process."""
+    """The answer of a program about one run.
+
+    `process_seconds` is the time of its whole process. `cpu_seconds` is the processor time of the run alone, of all
+    threads; neuraxis with several workers and Brian2 with several threads do not report it.
+    """
 
     version: str
     neurons: int
@@ -44,11 +48,17 @@ class Sample(msgspec.Struct):
     peak_memory_bytes: int | None = None
     import_seconds: float | None = None
     ready_seconds: float | None = None
+    cpu_seconds: float | None = None
 
     @property
     def real_time_factor(self) -> float:
         """Seconds of run time per second of model time."""
         return self.run_seconds / (self.time_ms * 1e-3)
+
+    @property
+    def cpu_factor(self) -> float | None:
+        """Processor seconds per second of model time."""
+        return None if self.cpu_seconds is None else self.cpu_seconds / (self.time_ms * 1e-3)
 
     @property
     def built_seconds(self) -> float:
@@ -70,6 +80,11 @@ class Entry(msgspec.Struct):
     @property
     def real_time_factor(self) -> float:
         return self.median(lambda sample: sample.real_time_factor)
+
+    @property
+    def cpu_factor(self) -> float | None:
+        found = [factor for sample in self.samples if (factor := sample.cpu_factor) is not None]
+        return statistics.median(found) if found else None
 
     @property
     def built_seconds(self) -> float:
