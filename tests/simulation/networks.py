@@ -36,6 +36,7 @@ from neuraxis.network.models import (
     poisson_source,
     rate_linear,
     rate_tanh,
+    rate_tanh_each,
     rate_threshold_linear,
     spike_source,
 )
@@ -337,8 +338,9 @@ def coupled(v_mv, spikes, input_mv, drive, coupling, keep, share):
 def continuous(seed: int) -> Network:
     """Rate neurons, and spiking neurons that are coupled by their potentials, with delays of 1 to 41 steps."""
     network = Network(dt_ms=0.1, seed=seed)
-    sheet = network.population("sheet", 1300, rate_tanh(gain=1.5), rate=Uniform(-1.0, 1.0))
+    sheet = network.population("sheet", 1300, rate_tanh(gain=1.5, sigma=0.3), rate=Uniform(-1.0, 1.0))
     slow = network.population("slow", 150, rate_linear(tau_ms=30.0, mean=1.0), rate=Normal(0.5, 0.2))
+    echo = network.population("echo", 70, rate_tanh_each(tau_ms=3.0, sigma=1.0))
     few = network.population("few", 3, rate_threshold_linear(theta=0.1), rate=[0.1, 0.2, 0.3])
     cells = network.population("cells", 200, coupled, v_mv=Uniform(-65.0, -51.0))
     rates = network.connect_rates
@@ -348,12 +350,40 @@ def continuous(seed: int) -> Network:
     rates(sheet, few, AllToAll(), weight=0.001, delay_ms=Normal(1.0, 0.3), name="all to few")
     rates(few, slow, AllToAll(), weight=np.linspace(-0.2, 0.2, 450), delay_ms=0.1)
     rates(few, few, OneToOne(), weight=[0.3, -0.3, 0.5], delay_ms=[0.1, 0.2, 3.0])
+    rates(slow, echo, PairwiseBernoulli(p=0.2), weight=0.1, delay_ms=0.5)
     rates(slow, cells, FixedOutDegree(k=4), weight=20.0, delay_ms=2.0, rate_input="drive")
     rates(cells, cells, FixedInDegree(k=1), weight=1.0, delay_ms=0.3, rate_input="coupling")
     network.connect(cells, cells, FixedInDegree(k=5), weight=0.5, delay_ms=Uniform(0.2, 1.0))
     network.poisson(cells, rate_hz=2000.0, weight=0.8)
     network.record(cells)
     network.record(sheet, "rate", every_ms=1.0, subset=[1299, 0, 3])
+    return network
+
+
+@neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0, "sigma_mv": 1.5},
+)
+def noisy(v_mv, seen, bits, input, normal, random, uniform, threshold_mv, sigma_mv):
+    """Several draws in a step, some of which decide whether it spikes."""
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    spike = v_mv >= threshold_mv or random < 1e-3
+    return spike, 0.0 if spike else v_mv, random, uniform
+
+
+def noise(seed: int) -> Network:
+    """Models that draw random numbers, with and without Poisson inputs, which draw from the same streams."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 340, noisy)
+    b = network.population("b", 133, noisy(sigma_mv=6.0))
+    network.connect(a, b, FixedInDegree(k=6), 3.0, Uniform(0.1, 2.0))
+    network.connect(b, a, FixedInDegree(k=9), 2.0, Uniform(0.3, 3.0))
+    network.poisson(a, rate_hz=3000.0, weight=4.0)
+    network.record(a)
+    network.record(b)
+    network.record(b, "seen", every_ms=0.3, subset=[132, 0, 65])
+    network.record(a, "bits", every_ms=0.7)
     return network
 
 
@@ -369,4 +399,5 @@ NETWORKS = {
     "one long delay": Case(one_long_delay, 1000, (3,)),
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
+    "noise": Case(noise, 600, (2,)),
 }

@@ -53,6 +53,9 @@ _ADDRESS = types.int64
 _UPDATE = types.void(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.float32)
 _POISSON = types.void(_ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.int32)
 
+# Random numbers of each kind, from the 32 bits of a draw.
+_DRAWN = {"normal": "drawn_normal(random)", "random": "drawn_random(random)", "uniform": "random"}
+
 _HEADER = """\
 import numpy as np
 
@@ -88,7 +91,7 @@ class BlockLayout:
     def of(cls, model: NeuronModel, *, poisson: bool, current: bool) -> BlockLayout:
         rows = len(model.states)
         stream = None
-        if poisson or model.takes_uniform:
+        if poisson or model.draws:
             stream, rows = rows, rows + 2
         own_current = None
         if current:
@@ -200,9 +203,11 @@ def _update_source(
     given["current_pa"] = "current_pa"
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"
-    if model.takes_uniform and layout.stream is not None:
+    for name, kind in model.draws.items():
+        assert layout.stream is not None
         body += _draw(layout.stream * BLOCK)
-        given["uniform"] = "random"
+        body.append(f"d_{name} = {_DRAWN[kind]}")
+        given[name] = f"d_{name}"
     if len(_returns(function)) > 1:
         body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
     else:

@@ -6,7 +6,8 @@ The function is the whole model. The engine recognises its arguments by name:
 * a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
 * a rate input (in `rate_inputs`): the sum of weight x output over the continuous connections onto the neuron (float32);
 * `current_pa`: the current that `Network.current` injects in this step;
-* `uniform`: a random int32, uniform over all 32-bit integers, new for each neuron and step;
+* `normal`, `random`, `uniform`: random numbers, new for each neuron and step: a standard normal float32, a float32 that
+  is uniform in [0, 1), and an int32 that is uniform over all 32-bit integers;
 * a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
   `model(gain="dopamine")`, or else the default that `signals` gives;
 * `dt_ms`, a constant (returned by `constants`) or a parameter.
@@ -37,14 +38,15 @@ from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_functio
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit
 
-__all__ = ["NeuronModel", "lower_model", "neuron_model", "neuron_model_from_source"]
+__all__ = ["DRAWS", "NeuronModel", "argument_kinds", "lower_model", "neuron_model", "neuron_model_from_source"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 
 LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
-ENGINE_ARGUMENTS = ("current_pa", "uniform")
+DRAWS = {"normal": FLOAT, "random": FLOAT, "uniform": INT}  # random numbers, one for each neuron and step
+ENGINE_ARGUMENTS = {"current_pa": FLOAT, **DRAWS}
 _USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
 
 
@@ -189,7 +191,20 @@ class NeuronModel:
     @property
     def takes_uniform(self) -> bool:
         """True if the function has the argument `uniform`."""
-        return "uniform" in self.arguments
+        return "uniform" in self.draws.values()
+
+    @property
+    def draws(self) -> dict[str, str]:
+        """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
+        `random` or `uniform`.
+        """
+        found = {one: one for one in self.arguments if one in DRAWS}
+        return {one: kind for one, kind in found.items() if not self._declares(one)}
+
+    def _declares(self, argument: str) -> bool:
+        """Return True if the model itself says what an argument is."""
+        own = (self.states, self.receptors, self.rate_inputs, self.signals, self.parameters, self.constants or {})
+        return any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
         """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
@@ -207,7 +222,8 @@ class NeuronModel:
         others = {*self.states, *self.receptors, *self.rate_inputs, *self.signals}
         wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
-        missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
+        drawn = self.draws
+        missing = [one for one in wanted if one not in found and one not in ENGINE_ARGUMENTS and one not in drawn]
         if missing:
             raise InvalidArgument(
                 f"{self.name}: argument {missing[0]!r} is not a state, receptor, signal, constant or parameter of the "
@@ -441,12 +457,20 @@ def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.Functio
         found = ast.parse(model.source).body[0]
         assert isinstance(found, ast.FunctionDef)
         tree = found
-    kinds = {}
-    for argument in model.arguments:
-        value = model.states.get(argument, values.get(argument, 0.0))
-        kinds[argument] = INT if isinstance(value, int) or argument == "uniform" else FLOAT
     results = [INT if isinstance(value, int) else FLOAT for value in model.states.values()]
-    return lower_function(model.name, tree, kinds, results, model.globals_used)
+    return lower_function(model.name, tree, argument_kinds(model, values), results, model.globals_used)
+
+
+def argument_kinds(model: NeuronModel, values: Mapping[str, Number]) -> dict[str, str]:
+    """Return INT or FLOAT for each argument of a model's function; `values` are its constants and parameters."""
+    kinds, drawn = {}, model.draws
+    for argument in model.arguments:
+        if argument in drawn:
+            kinds[argument] = DRAWS[drawn[argument]]
+            continue
+        value = model.states.get(argument, values.get(argument, 0.0))
+        kinds[argument] = INT if isinstance(value, int) else FLOAT
+    return kinds
 
 
 def _usual_values(model: NeuronModel) -> dict[str, Number]:

@@ -1,35 +1,58 @@
-"""Rate neurons: units whose continuous output other neurons receive in every step (`Network.connect_rates`)."""
+"""Rate neurons: their continuous output reaches other neurons in every step (`Network.connect_rates`).
+
+All of them follow tau_ms dx/dt = -x + mean + f(input) + noise. A step is the exact solution for an input that stays as
+it was at the start of the step. The noise of a step is sigma / sqrt(2) times sqrt(1 - exp(-2 dt / tau_ms)) times a
+standard normal number: without input x is an Ornstein-Uhlenbeck process with the standard deviation sigma / sqrt(2),
+whatever the step is. These are the definitions of NEST's rate neurons.
+"""
 
 from __future__ import annotations
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.arithmetic import exp, expm1, tanh
+from neuraxis.network.arithmetic import exp, expm1, sqrt, tanh
 from neuraxis.network.models.lif import Parameters
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = [
     "rate_linear",
+    "rate_linear_output_noise",
     "rate_tanh",
+    "rate_tanh_each",
     "rate_threshold_linear",
+    "rate_threshold_linear_each",
 ]
 
+_SLOPE = {"tau_ms": 10.0, "mean": 0.0, "sigma": 0.0, "gain": 1.0}
+_CURVE = {**_SLOPE, "theta": 0.0}
 _MEANINGS = {
     "tau_ms": "time constant",
-    "mean": "mean drive",
-    "gain": "slope of the nonlinearity",
-    "theta": "input at which the nonlinearity begins",
-    "rate": "rate, which has no unit",
-    "input": "sum of weight x rate of the sources",
+    "mean": "constant drive",
+    "sigma": "strength of the noise",
+    "gain": "factor of the input",
+    "theta": "threshold of the input",
+    "rate": "rate, without a unit",
+    "input": "sum of weight x output of the sources",
 }
-_SLOPE = {"tau_ms": 10.0, "mean": 0.0, "gain": 1.0}
-_CURVE = {**_SLOPE, "theta": 0.0}
+
+
+def _meanings(*names: str, **others: str) -> dict[str, str]:
+    return {name: _MEANINGS[name] for name in (*names, "rate", "input")} | others
 
 
 def _propagators(p: Parameters, dt_ms: float) -> dict[str, float | int]:
-    """Return the factors of the exact solution of tau dx/dt = -x + drive for one step of constant drive."""
+    """Return the factors of x, of the drive and of the noise in one step."""
     if p["tau_ms"] <= 0:
         raise InvalidArgument(f"tau_ms={p['tau_ms']:g}: a time above 0 is expected")
-    return {"keep": exp(-dt_ms / p["tau_ms"]), "take": -expm1(-dt_ms / p["tau_ms"])}
+    if p["sigma"] < 0:
+        raise InvalidArgument(f"sigma={p['sigma']:g}: 0 or more is expected")
+    passed = dt_ms / p["tau_ms"]
+    noise = p["sigma"] * sqrt(-0.5 * expm1(-2.0 * passed))
+    return {"keep": exp(-passed), "take": -expm1(-passed), "noise": noise}
+
+
+def _output_noise(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    found = _propagators(p, dt_ms)
+    return {**found, "noise": p["sigma"] * sqrt(p["tau_ms"] / dt_ms)}
 
 
 @neuron_model(
@@ -38,18 +61,44 @@ def _propagators(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     output="rate",
     parameters=_SLOPE,
     constants=_propagators,
-    meanings={name: _MEANINGS[name] for name in (*_SLOPE, "rate", "input")},
+    meanings=_meanings(*_SLOPE),
 )
-def rate_linear(rate, input, mean, gain, keep, take):
-    """Rate neuron that sums its inputs.
+def rate_linear(rate, input, normal, mean, gain, keep, take, noise):
+    """Rate neuron that is driven by the sum of its inputs.
 
-    Equation, with t in ms::
+    Equation, with t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + gain * sum(weight * rate of the source at t - delay)
+        tau_ms drate/dt = -rate + mean + gain * S + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at its start. NEST calls it `lin_rate_ipn`.
+    Each step is the exact solution for an input that stays as it was at the start of the step. NEST: `lin_rate_ipn`.
     """
-    return False, rate * keep + take * (mean + gain * input)
+    return False, rate * keep + take * (mean + gain * input) + noise * normal
+
+
+@neuron_model(
+    states={"rate": 0.0, "noisy_rate": 0.0},
+    rate_inputs=("input",),
+    output="noisy_rate",
+    parameters=_SLOPE,
+    constants=_output_noise,
+    meanings=_meanings(*_SLOPE, noisy_rate="rate with noise, the output"),
+)
+def rate_linear_output_noise(rate, noisy_rate, input, normal, mean, gain, keep, take, noise):
+    """Rate neuron that is driven by the sum of its inputs, with noise on its output.
+
+    Equation, with t in ms and white noise xi::
+
+        tau_ms drate/dt = -rate + mean + gain * S
+        noisy_rate = rate + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * output of the source at t - delay)
+
+    The output is `noisy_rate`, whose noise has the standard deviation sigma * sqrt(tau_ms / dt_ms); it begins with its
+    initial value. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
+    `lin_rate_opn`.
+    """
+    new = rate * keep + take * (mean + gain * input)
+    return False, new, new + noise * normal
 
 
 @neuron_model(
@@ -58,19 +107,45 @@ def rate_linear(rate, input, mean, gain, keep, take):
     output="rate",
     parameters=_CURVE,
     constants=_propagators,
-    meanings={name: _MEANINGS[name] for name in (*_CURVE, "rate", "input")},
+    meanings=_meanings(*_CURVE),
 )
-def rate_tanh(rate, input, mean, gain, theta, keep, take):
-    """Rate neuron with the nonlinearity tanh, of the sum of its inputs.
+def rate_tanh(rate, input, normal, mean, gain, theta, keep, take, noise):
+    """Rate neuron with the nonlinearity tanh of the sum of its inputs.
 
-    Equation, with t in ms::
+    Equation, with t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + tanh(gain * (sum(weight * rate of the source at t - delay) - theta))
+        tau_ms drate/dt = -rate + mean + tanh(gain * (S - theta)) + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at its start. NEST calls it `tanh_rate_ipn`, with
-    `linear_summation=True`, its default.
+    Each step is the exact solution for an input that stays as it was at the start of the step. NEST: `tanh_rate_ipn`
+    with `linear_summation=True`, its default. See also `rate_tanh_each`.
     """
-    return False, rate * keep + take * (mean + tanh(gain * (input - theta)))
+    return False, rate * keep + take * (mean + tanh(gain * (input - theta))) + noise * normal
+
+
+@neuron_model(
+    states={"rate": 0.0, "activity": 0.0},
+    rate_inputs=("input",),
+    output="activity",
+    parameters=_CURVE,
+    constants=_propagators,
+    meanings=_meanings(*_CURVE, activity="tanh(gain * (rate - theta)), the output"),
+)
+def rate_tanh_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
+    """Rate neuron with the nonlinearity tanh of each input.
+
+    Equation, with t in ms and white noise xi::
+
+        tau_ms drate/dt = -rate + mean + S + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * activity of the source at t - delay)
+        activity = tanh(gain * (rate - theta))
+
+    The output is `activity`, so gain and theta are those of the source. Give its initial value together with that of
+    `rate`. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
+    `tanh_rate_ipn` with `linear_summation=False`, where all neurons have the same gain and theta.
+    """
+    new = rate * keep + take * (mean + input) + noise * normal
+    return False, new, tanh(gain * (new - theta))
 
 
 @neuron_model(
@@ -79,16 +154,42 @@ def rate_tanh(rate, input, mean, gain, theta, keep, take):
     output="rate",
     parameters=_CURVE,
     constants=_propagators,
-    meanings={name: _MEANINGS[name] for name in (*_CURVE, "rate", "input")},
+    meanings=_meanings(*_CURVE),
 )
-def rate_threshold_linear(rate, input, mean, gain, theta, keep, take):
-    """Rate neuron whose input acts above a threshold, of the sum of its inputs.
+def rate_threshold_linear(rate, input, normal, mean, gain, theta, keep, take, noise):
+    """Rate neuron with a threshold for the sum of its inputs.
 
-    Equation, with t in ms::
+    Equation, with t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + gain * max(0, sum(weight * rate of the source at t - delay) - theta)
+        tau_ms drate/dt = -rate + mean + gain * max(0, S - theta) + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at its start. NEST calls it
-    `threshold_lin_rate_ipn`, with `linear_summation=True`, its default.
+    Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
+    `threshold_lin_rate_ipn` with `linear_summation=True`, its default. See also `rate_threshold_linear_each`.
     """
-    return False, rate * keep + take * (mean + gain * max(0.0, input - theta))
+    return False, rate * keep + take * (mean + gain * max(0.0, input - theta)) + noise * normal
+
+
+@neuron_model(
+    states={"rate": 0.0, "activity": 0.0},
+    rate_inputs=("input",),
+    output="activity",
+    parameters=_CURVE,
+    constants=_propagators,
+    meanings=_meanings(*_CURVE, activity="gain * max(0, rate - theta), the output"),
+)
+def rate_threshold_linear_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
+    """Rate neuron with a threshold for each input.
+
+    Equation, with t in ms and white noise xi::
+
+        tau_ms drate/dt = -rate + mean + S + sqrt(tau_ms) * sigma * xi
+        S = sum(weight * activity of the source at t - delay)
+        activity = gain * max(0, rate - theta)
+
+    The output is `activity`, so gain and theta are those of the source. Give its initial value together with that of
+    `rate`. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
+    `threshold_lin_rate_ipn` with `linear_summation=False`, where all neurons have the same gain and theta.
+    """
+    new = rate * keep + take * (mean + input) + noise * normal
+    return False, new, gain * max(0.0, new - theta)
