@@ -25,8 +25,8 @@ _LONGEST_S = 24 * 3600.0
 _KNOWN = frozenset(
     (
         "report", "counters", "status", "give", "state_hash", "read_state", "read_synapses", "read_rate_synapses",
-        "level", "set_level", "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish", "start",
-        "statistics",
+        "level", "set_level", "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish",
+        "start", "statistics",
     )
 )  # fmt: skip
 _WITH_PATHS = frozenset({"save", "restore"})
