@@ -35,7 +35,7 @@ PLASTIC_EVENT_NS = 12.0
 EXPECTED_RATE_HZ = 5.0
 
 # A continuous synapse, in every step.
-RATE_SYNAPSE_NS = 1.2
+RATE_SYNAPSE_NS = 0.5
 
 # An exchange between processes: the transfer of a cache line, and waiting for the slowest shard.
 EXCHANGE_NS = 3000.0
