@@ -7,6 +7,8 @@ The function is the whole model. The engine recognises its arguments by name:
 * `current_pa`: the current that `Network.current` injects in this step;
 * `normal`, `random`, `uniform`: random numbers, new for each neuron and step: a standard normal float32, a float32 that
   is uniform in [0, 1), and an int32 that is uniform over all 32-bit integers;
+* `step`, `t_ms`: the number of the step, an int that is 1 in the first step, and the time at its end in ms (float32),
+  which is the time of a spike that the neuron emits in this step;
 * a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
   `model(gain="dopamine")`, or else the default that `signals` gives;
 * `dt_ms`, a constant (returned by `constants`) or a parameter.
@@ -45,7 +47,7 @@ Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
 DRAWS = {"normal": FLOAT, "random": FLOAT, "uniform": INT}  # random numbers, one for each neuron and step
-ENGINE_ARGUMENTS = {"current_pa": FLOAT, **DRAWS}
+ENGINE_ARGUMENTS = {"current_pa": FLOAT, "step": INT, "t_ms": FLOAT, **DRAWS}
 _USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
 
 
@@ -191,13 +193,12 @@ class NeuronModel:
         """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
         `random` or `uniform`.
         """
-        found = {one: one for one in self.arguments if one in DRAWS}
-        return {one: kind for one, kind in found.items() if not self._declares(one)}
+        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
 
-    def _declares(self, argument: str) -> bool:
-        """Return True if the model itself says what an argument is."""
+    def takes(self, argument: str) -> bool:
+        """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
         own = (self.states, self.receptors, self.signals, self.parameters, self.constants or {})
-        return any(argument in one for one in own)
+        return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
         """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
@@ -437,11 +438,11 @@ def argument_kinds(model: NeuronModel, values: Mapping[str, Number]) -> dict[str
     """Return INT or FLOAT for each argument of a model's function; `values` are its constants and parameters."""
     kinds, drawn = {}, model.draws
     for argument in model.arguments:
-        if argument in drawn:
-            kinds[argument] = DRAWS[drawn[argument]]
-            continue
-        value = model.states.get(argument, values.get(argument, 0.0))
-        kinds[argument] = INT if isinstance(value, int) else FLOAT
+        if argument in values or not model.takes(argument):
+            value = model.states.get(argument, values.get(argument, 0.0))
+            kinds[argument] = INT if isinstance(value, int) else FLOAT
+        else:
+            kinds[argument] = ENGINE_ARGUMENTS.get(drawn.get(argument, argument), FLOAT)
     return kinds
 
 

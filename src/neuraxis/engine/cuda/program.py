@@ -45,7 +45,7 @@ FIRST_STATE_ROW = 2
 # Constants of `engine/tables.py` that the kernels use.
 _CONSTANTS = ("PLAIN", "STDP_BOUNDED", "STDP_POWER", "REWARD", "SHORT_TERM", "DECAY_CELLS")
 
-_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current"
+_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current, int step"
 _ARITHMETIC = {
     "E_LN2_LOW": "_LN2_LOW",
     "E_SQRT_HALF": "_SQRT_HALF",
@@ -192,7 +192,7 @@ def _models_source(models: Sequence[Kind]) -> str:
         f"__device__ inline bool advance_model(u32 model, {_ARGUMENTS})",
         "{",
         "    switch (model) {",
-        *[f"    case {n}: return advance_{n}(state, arrived, constants, current);" for n in range(len(models))],
+        *[f"    case {n}: return advance_{n}(state, arrived, constants, current, step);" for n in range(len(models))],
         "    }",
         "    return false;",
         "}",
@@ -224,7 +224,9 @@ def _translated(model: NeuronModel, dt_ms: float, name: str) -> Translated:
 def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], number: int) -> str:
     """Return a function that calls the model with the rows of a neuron and the constants of its population."""
     constants = model.values(dt_ms)
-    given: dict[str, str] = {"current_pa": "current"}
+    dt_bits = int(np.float64(dt_ms).view(np.uint64))
+    t_ms = f"(float)((double)step * bits_to_d(0x{dt_bits:016x}ull))"
+    given: dict[str, str] = {"current_pa": "current", "step": "step", "t_ms": t_ms}
     for row, (name, value) in enumerate(model.states.items(), start=FIRST_STATE_ROW):
         given[name] = f"(int)state[{row}]" if isinstance(value, int) else f"bits_to_f(state[{row}])"
     for r, name in enumerate(model.receptors):
