@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network import arithmetic
@@ -304,11 +306,15 @@ class _Evaluation:
             return node.value
         if isinstance(node, ast.Name):
             found = plain(self._names.get(node.id))
-            if isinstance(found, int | float):
-                return found
+            if isinstance(found, int | float | np.ndarray):  # an array: see neuraxis.network.varying
+                return found  # type: ignore[return-value]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             a, b = self._number(node.left), self._number(node.right)
             if isinstance(node.op, ast.Pow):
+                if np.ndim(a) or np.ndim(b):
+                    if np.result_type(a, b).kind != "f":
+                        raise TypeError("powers of whole numbers in arrays")
+                    return arithmetic.power(a, b)
                 if isinstance(a, float) or isinstance(b, float):
                     return arithmetic.power(float(a), float(b))
                 if abs(b) > _LARGEST_WHOLE_POWER:
