@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OBSERVER",
+    "ConnectionWatch",
     "MeshOptions",
     "MeshToolOptions",
-    "ConnectionWatch",
     "check_listening",
     "check_positive",
     "run_tool",
