@@ -410,7 +410,11 @@ def neuron_model_from_source(
     ... )
     leaky(tau_m_ms=20, threshold_mv=20)
     """
-    return _made(defined_in(source, filename, names or {}), states, receptors, parameters, signals, constants, meanings)
+    try:
+        function = defined_in(source, filename, names or {})
+        return _made(function, states, receptors, parameters, signals, constants, meanings)
+    except RecursionError:
+        raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
 
 
 def _made(
