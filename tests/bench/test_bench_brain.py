@@ -17,10 +17,10 @@ import pytest
 
 from neuraxis.bench.brain.measure import Entry, Results, Sample, StartUp, disagreements, measure
 from neuraxis.bench.brain.plan import Contender, Plan, contenders_for, options_for, unable
-from neuraxis.bench.brain.programs import PEERS_VARIABLE, find_peers_python, left_out_peers, run_program
 from neuraxis.bench.brain.report import report, targets
 from neuraxis.bench.harness import LeftOut
 from neuraxis.bench.processes import ContenderFailed
+from neuraxis.bench.programs import PEERS_VARIABLE, find_peers_python, left_out_peers, run_program
 from neuraxis.errors import InvalidArgument
 from tests.ranks.marked_processes import MARK, marked
 
@@ -192,14 +192,14 @@ def test_a_failing_contender_is_skipped_and_reported() -> None:
 
 
 def test_where_the_peers_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from neuraxis.bench.brain import programs as bench_brain_programs
+    from neuraxis.bench import programs
 
     python = tmp_path / ".venv-peers" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PEERS_VARIABLE, raising=False)
-    monkeypatch.setattr(bench_brain_programs.neuraxis, "__file__", str(tmp_path / "a" / "b" / "neuraxis.py"))
+    monkeypatch.setattr(programs.neuraxis, "__file__", str(tmp_path / "a" / "b" / "neuraxis.py"))
     assert find_peers_python() == str(python)  # and not what the link leads to
     monkeypatch.setenv(PEERS_VARIABLE, "/bin/sh")
     assert find_peers_python() == "/bin/sh"

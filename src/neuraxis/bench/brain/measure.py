@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,14 +17,20 @@ import msgspec
 
 from neuraxis.bench import harness
 from neuraxis.bench.brain.plan import OURS, Contender, Plan, options_for, unable
-from neuraxis.bench.brain.programs import PROGRAMS, run_program
 from neuraxis.bench.harness import LeftOut, Progress
 from neuraxis.bench.machine import machine_state
 from neuraxis.bench.processes import ContenderFailed
+from neuraxis.bench.programs import run_program
 
 __all__ = ["Entry", "Failure", "Results", "Sample", "StartUp", "disagreements", "measure"]
 
 _START_UP_ORDER = 20
+_FOLDER = Path(__file__).parent / "peers"
+_PROGRAMS = {
+    "neuraxis": _FOLDER / "ours.py",
+    "nest": _FOLDER / "peer_nest.py",
+    "brian2": _FOLDER / "peer_brian2.py",
+}
 
 
 class Sample(msgspec.Struct):
@@ -234,7 +241,7 @@ def _sample(plan: Plan, contender: Contender, options: dict[str, Any]) -> Sample
     python = [sys.executable, "-P"] if contender.simulator == OURS else [plan.peers_python]
     text = msgspec.json.encode(options).decode()
     begun = perf_counter()
-    line = run_program([*python, str(PROGRAMS[contender.simulator]), text], plan.limit_s)
+    line = run_program([*python, str(_PROGRAMS[contender.simulator]), text], plan.limit_s)
     seconds = perf_counter() - begun
     try:
         sample = msgspec.json.decode(line, type=Sample)
