@@ -1,4 +1,4 @@
-"""Where the functions of neuron models come from: a Python function, or text that is parsed and never executed.
+"""Sources of the functions of neuron models: a Python function, or text that is parsed and never executed.
 
 A `Definition` is the parsed source of one function and the meaning of the names that it reads. Every node of its tree
 knows its file and line, so that errors can name them (`located`), also after the functions that a model calls have
