@@ -4,8 +4,8 @@ python examples/31_rate_neurons.py
 python examples/31_rate_neurons.py --workers 2             (the same fingerprint)
 python examples/31_rate_neurons.py --plot ring.png
 
-Each neuron of a ring excites neighbours and inhibits the others, and their rates reach it 2 ms later. A cue makes a bump
-of activity. When the cue is silenced, the bump stays where it is: a short-term memory (Ben-Yishai, Bar-Or and
+Each neuron of a ring excites its neighbours and inhibits the others, and its rate reaches them 2 ms later. A cue makes a
+bump of activity. When the cue is silenced, the bump stays where it is: a short-term memory (Ben-Yishai, Bar-Or and
 Sompolinsky 1995). Noise lets it drift.
 """
 
@@ -31,7 +31,8 @@ def ring(cue_deg: float) -> Network:
     network = Network(dt_ms=0.1, seed=1)
     # theta=-1: every neuron is driven by a constant input of 1.
     cells = network.population("ring", N, rate_threshold_linear(tau_ms=10.0, theta=-1.0, sigma=0.1))
-    cue = network.population("cue", N, rate_linear, rate=np.exp(2.0 * np.cos(np.radians(ANGLES - cue_deg)) - 2.0))
+    profile = np.exp(2.0 * np.cos(np.radians(ANGLES - cue_deg)) - 2.0)
+    cue = network.population("cue", N, rate_linear(mean=profile), rate=profile)
     apart = np.radians(ANGLES[:, None] - ANGLES[None, :])  # [target, source]
     network.connect_rates(cells, cells, AllToAll(), weight=(4.0 * np.cos(apart) - 2.0).ravel() / N, delay_ms=2.0)
     network.connect_rates(cue, cells, OneToOne(), weight=2.0, delay_ms=5.0)

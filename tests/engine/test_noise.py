@@ -1,8 +1,10 @@
-"""Random numbers of neuron models: their transforms against float64, their distribution, the same bits on a GPU."""
+"""What the engine gives to models: random numbers (error, distribution, the same bits on a GPU), and the time."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,12 @@ from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import place
 from neuraxis.engine.random import _normal_quantile
 from neuraxis.engine.spikes import SpikeBuffers
+from neuraxis.engine.tables import DONE
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import AllToAll, Network, Normal, neuron_model
 from neuraxis.network.arithmetic import log
+from neuraxis.network.network import LARGEST_STEP
+from neuraxis.simulation import Simulation
 from tests.engine.cuda.comparing import assert_same_as_cpu
 from tests.engine.cuda.twin import TwinDevice, compiler
 from tests.engine.statistics import chi_square_fits, normal_cumulative, uniform_fits
@@ -162,10 +167,69 @@ def test_noise_has_the_same_bits_on_a_gpu(delay_ms: float) -> None:
     assert_same_as_cpu(network, [7, 8, 60], TwinDevice())
 
 
+@neuron_model(states={"first": 0, "last": 0, "at_ms": 0.0})
+def timed(first, last, at_ms, step, t_ms):  # type: ignore[no-untyped-def]
+    """Keep the time, and spike in step 7 and from 1 ms on in every third step."""
+    late = t_ms >= 0.9999 and step % 3 == 0
+    return step == 7 or late, first if first > 0 else step, step, t_ms
+
+
+def timed_network() -> Network:
+    network = Network(dt_ms=0.1, seed=5)
+    cells = network.population("cells", 3, timed)
+    network.connect(cells, network.population("drawing", 20, drawing), AllToAll(), weight=0.1, delay_ms=0.1)
+    network.record(cells, "spikes")
+    network.record(cells, "at_ms", every_ms=0.1)
+    network.record(cells, "last", every_ms=0.1)
+    return network
+
+
+def test_the_time_of_a_step_is_that_of_its_spikes_and_samples(tmp_path: Path) -> None:
+    """In stretches of any length, and after a state was restored."""
+    with Simulation(timed_network()) as simulation:
+        simulation.step(1)
+        simulation.step(11)
+        simulation.save(tmp_path)
+    with Simulation(timed_network()) as simulation:
+        simulation.restore(tmp_path)
+        simulation.step(8)
+        simulation.run(1.5)
+        times_ms, at_ms = simulation.samples("cells", "at_ms")
+        _, steps = simulation.samples("cells", "last")
+        spikes_ms, ids = simulation.spikes("cells")
+        assert simulation.state("cells", "first").tolist() == [1, 1, 1]
+    assert np.array_equal(steps[:, 0], np.arange(13, 36))
+    assert np.array_equal(at_ms, np.repeat(times_ms.astype(np.float32), 3).reshape(-1, 3))
+    assert np.rint(spikes_ms[ids == 1] * 10).tolist() == [15, 18, 21, 24, 27, 30, 33]
+    with Simulation(timed_network()) as simulation:
+        simulation.step(13)
+        assert np.rint(simulation.spikes("cells")[0][::3] * 10).tolist() == [7, 12]
+
+
+@pytest.mark.skipif(compiler() is None, reason="the twin of a GPU is compiled with g++")
+def test_the_time_is_the_same_on_a_gpu() -> None:
+    """Also in steps whose spikes are known one step ahead."""
+    assert_same_as_cpu(timed_network(), [1, 7, 8, 60], TwinDevice())
+
+
+def test_the_time_is_a_float32_of_the_exact_product() -> None:
+    network = Network(dt_ms=0.1)
+    cells = network.population("cells", 1, timed)
+    placement = place(network, 1)
+    for step in (3, 16_777_217, 100_000_001, LARGEST_STEP):
+        buffers = SpikeBuffers.private(network, placement)
+        ctypes.c_int64.from_address(int(buffers.done[0])).value = step - 1
+        shard = Shard(network, placement, 0, buffers)
+        shard.jump(step - 1)
+        assert shard.advance(step, 0, 0) == DONE
+        assert shard.parts[cells.index].state("at_ms")[0] == np.float32(step * 0.1)
+        assert shard.parts[cells.index].state("last")[0] == step
+
+
 def test_names_that_a_model_declares_are_its_own() -> None:
-    @neuron_model(states={"normal": 0.5, "random": 2}, parameters={"uniform": 0.25})
-    def own(normal, random, uniform):  # type: ignore[no-untyped-def]
-        return False, normal + uniform, random + 1
+    @neuron_model(states={"normal": 0.5, "random": 2}, parameters={"uniform": 0.25, "step": 0.5}, signals={"t_ms": 0.0})
+    def own(normal, random, uniform, step, t_ms):  # type: ignore[no-untyped-def]
+        return False, normal + uniform + t_ms, random + (1 if step == 0.5 else 9)
 
     assert own.draws == {}
     network = Network()

@@ -319,6 +319,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         _digest(digest, list(model.signals.items()))
         if model.rate_inputs or model.output:
             _digest(digest, "rates", model.rate_inputs, model.output)
+        _digest(digest, *((name, row.array) for name, row in model.rows.items()))
     for p in network.projections:
         _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
     for one in network.rate_projections:

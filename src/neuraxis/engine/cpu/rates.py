@@ -154,7 +154,8 @@ class Rates:
         for row, table, places, lags in zip(self._table_rows, self.tables, self._places, self._lags, strict=True):
             key = (table.part.part.population, table.projection.receptor)
             row["blocks"], row["block_bytes"] = _blocks_of(table.part)
-            row["row"] = table.part.layout.input_row(table.projection.receptor) * BLOCK * 4
+            layout = table.part.layout
+            row["row"] = (layout.first_input + layout.inputs.index(table.projection.receptor)) * BLOCK * 4
             row["n"] = table.part.part.n
             row["adds"] = key in begun
             begun.add(key)

@@ -39,13 +39,13 @@ Kind = tuple[NeuronModel, float, tuple[int, ...]]
 
 _FOLDER = Path(__file__).parent / "kernels"
 
-# A neuron's rows on the GPU: its random stream, then its states.
+# A neuron's rows on the GPU: its random stream, then its states, then constants that differ between neurons.
 FIRST_STATE_ROW = 2
 
 # Constants of `engine/tables.py` that the kernels use.
 _CONSTANTS = ("PLAIN", "STDP_BOUNDED", "STDP_POWER", "REWARD", "SHORT_TERM", "DECAY_CELLS")
 
-_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current"
+_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current, int step"
 _ARITHMETIC = {
     "E_LN2_LOW": "_LN2_LOW",
     "E_SQRT_HALF": "_SQRT_HALF",
@@ -154,7 +154,8 @@ def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
     constants = tuple((name, isinstance(value, int)) for name, value in model.values(dt_ms).items())
     states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
     used = tuple(sorted(model.globals_used.items()))
-    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used)
+    rows = tuple((name, row.is_integer) for name, row in model.rows.items())
+    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used, rows)
 
 
 @cache
@@ -192,7 +193,7 @@ def _models_source(models: Sequence[Kind]) -> str:
         f"__device__ inline bool advance_model(u32 model, {_ARGUMENTS})",
         "{",
         "    switch (model) {",
-        *[f"    case {n}: return advance_{n}(state, arrived, constants, current);" for n in range(len(models))],
+        *[f"    case {n}: return advance_{n}(state, arrived, constants, current, step);" for n in range(len(models))],
         "    }",
         "    return false;",
         "}",
@@ -224,9 +225,13 @@ def _translated(model: NeuronModel, dt_ms: float, name: str) -> Translated:
 def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], number: int) -> str:
     """Return a function that calls the model with the rows of a neuron and the constants of its population."""
     constants = model.values(dt_ms)
-    given: dict[str, str] = {"current_pa": "current"}
+    dt_bits = int(np.float64(dt_ms).view(np.uint64))
+    t_ms = f"(float)((double)step * bits_to_d(0x{dt_bits:016x}ull))"
+    given: dict[str, str] = {"current_pa": "current", "step": "step", "t_ms": t_ms}
     for row, (name, value) in enumerate(model.states.items(), start=FIRST_STATE_ROW):
         given[name] = f"(int)state[{row}]" if isinstance(value, int) else f"bits_to_f(state[{row}])"
+    for row, (name, own) in enumerate(model.rows.items(), start=FIRST_STATE_ROW + len(model.states)):
+        given[name] = f"(int)state[{row}]" if own.is_integer else f"bits_to_f(state[{row}])"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"(float)arrived[{place}] * {_constant(place)}" for place in places)

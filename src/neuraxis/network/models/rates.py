@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp, expm1, sqrt, tanh
-from neuraxis.network.models.lif import Parameters
+from neuraxis.network.models.lif import Parameters, check_positive
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = [
@@ -41,8 +41,7 @@ def _meanings(*names: str, **others: str) -> dict[str, str]:
 
 def _propagators(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     """Return the factors of x, of the drive and of the noise in one step."""
-    if p["tau_ms"] <= 0:
-        raise InvalidArgument(f"tau_ms={p['tau_ms']:g}: a time above 0 is expected")
+    check_positive(p, "tau_ms")
     if p["sigma"] < 0:
         raise InvalidArgument(f"sigma={p['sigma']:g}: 0 or more is expected")
     passed = dt_ms / p["tau_ms"]
