@@ -4,8 +4,8 @@ python examples/31_rate_neurons.py
 python examples/31_rate_neurons.py --workers 2             (the same fingerprint)
 python examples/31_rate_neurons.py --plot ring.png
 
-Each neuron of a ring excites its neighbours and inhibits the others, and its rate reaches them 2 ms later. A cue makes a
-bump of activity. When the cue is silenced, the bump stays where it is: a short-term memory (Ben-Yishai, Bar-Or and
+Each neuron of a ring excites its neighbours and inhibits the others, and its rate reaches them 2 ms later. A cue makes
+a bump of activity. When the cue is silenced, the bump stays where it is: a short-term memory (Ben-Yishai, Bar-Or and
 Sompolinsky 1995). Noise lets it drift.
 """
 

@@ -253,7 +253,7 @@ def test_descriptions_that_are_refused() -> None:
         network.connect_rates(units, units, 3, 1.0)
     with pytest.raises(InvalidArgument, match="tau_ms=0"):
         network.population("none", 1, rate_linear(tau_ms=0.0))
-    with pytest.raises(InvalidArgument, match="sigma=-1"):
+    with pytest.raises(InvalidArgument, match=r"sigma=-1"):
         network.population("none", 1, rate_linear(sigma=-1.0))
     assert network.rate_projections == ()
     first = network.connect_rates(units, units, OneToOne(), 1.0)

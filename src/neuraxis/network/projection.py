@@ -151,7 +151,7 @@ class RateProjection(Projection):
     >>> network = Network()
     >>> units = network.population("units", 100, rate_tanh)
     >>> network.connect_rates(units, units, AllToAll(), weight=0.01, delay_ms=2.0)
-    RateProjection('units->units', AllToAll(autapses=True), weight=0.01, delay_ms=2, receptor='input')
+    RateProjection('units->units', AllToAll(), weight=0.01, delay_ms=2, receptor='input')
     """
 
     @property

@@ -8,8 +8,12 @@ whatever the step is. These are the definitions of NEST's rate neurons.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.arithmetic import exp, expm1, sqrt, tanh
+from neuraxis.network.arithmetic import exp, sqrt, tanh
 from neuraxis.network.models.lif import Parameters, check_positive
 from neuraxis.network.neuron_model import neuron_model
 
@@ -39,17 +43,16 @@ def _meanings(*names: str, **others: str) -> dict[str, str]:
     return {name: _MEANINGS[name] for name in (*names, "rate", "input")} | others
 
 
-def _propagators(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _propagators(p: Parameters, dt_ms: float) -> dict[str, Any]:
     """Return the factors of x, of the drive and of the noise in one step."""
     check_positive(p, "tau_ms")
-    if p["sigma"] < 0:
-        raise InvalidArgument(f"sigma={p['sigma']:g}: 0 or more is expected")
-    passed = dt_ms / p["tau_ms"]
-    noise = p["sigma"] * sqrt(-0.5 * expm1(-2.0 * passed))
-    return {"keep": exp(-passed), "take": -expm1(-passed), "noise": noise}
+    if not np.all(np.asarray(p["sigma"]) >= 0.0):
+        raise InvalidArgument(f"sigma={p['sigma']!r}: 0 or more is expected")
+    keep = exp(-dt_ms / p["tau_ms"])
+    return {"keep": keep, "take": 1.0 - keep, "noise": p["sigma"] * sqrt(0.5 * (1.0 - keep * keep))}
 
 
-def _output_noise(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _output_noise(p: Parameters, dt_ms: float) -> dict[str, Any]:
     found = _propagators(p, dt_ms)
     return {**found, "noise": p["sigma"] * sqrt(p["tau_ms"] / dt_ms)}
 
