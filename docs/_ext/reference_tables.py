@@ -200,7 +200,7 @@ def type_name(kind: Any) -> str:
 
 COMMON = {"machine", "load_before", "busy"}
 UNREPORTED = {"plan.peers_python"}  # a path, which reports leave out
-BENCHMARKS = ("collectives", "brain", "mesh", "rpc", "training")
+BENCHMARKS = ("collectives", "brain", "models", "mesh", "rpc", "training")
 _SUFFIXES = {"us": "µs", "seconds": "s", "bytes": "bytes", "s": "s", "ms": "ms", "hz": "Hz"}
 
 
