@@ -236,16 +236,17 @@ def _model(level: int) -> NeuronModel:
     ]
     lines.append(f"return spike, {', '.join(returned)}, refractory_steps if spike else left")
     sum_of = " + ".join(["v_threshold_mv", *(["S"] if resets else []), *(["T"] if adapts else [])])
+    stay = ["V", *(["S"] if resets else []), *(["A1", "A2"] if asc else []), *(["T"] if adapts else [])]
+    held = f"{', '.join(stay)} {'stay as they are' if len(stay) > 1 else 'stays as it is'}"
     description = f'''"""{_ABOUT[level - 1]}, with alpha-shaped currents.
 
     Equations, with {", ".join(["V (`v_mv`)", *letters])} and I (`current_pa`), and x = ex or in::
 {"".join(equations)}
-        {(", ".join(at_spike[:1]) + ", and a spike").ljust(46)} when V > {sum_of}
-{"".join(f"        {line}".ljust(55) + " at a spike" + chr(10) for line in at_spike[1:])}
+        when V > {sum_of}: a spike, and
+{"".join(f"            {line}{chr(10)}" for line in at_spike)}
     A weight is the peak of a current in pA. {"V_before is V one step before the spike. " if resets else ""}After a spike
-    V is held for `refractory_ms`{", with S" if resets else ""}{", A1 and A2" if asc else ""}{" and T" if adapts else ""};
-    `refractory` counts the steps that are left. The defaults are those of cell 490626718 of the Allen Cell Types
-    Database.
+    {held} for `refractory_ms`; `refractory` counts the steps that are left. The defaults are those of cell 490626718
+    of the Allen Cell Types Database.
 
     Scheme: exact integration{"; V takes the mean of A1 + A2 over the step" if asc else ""}.
 

@@ -42,6 +42,8 @@ def poisson_source(uniform, threshold):
 
         P(spike in a step) = 1 - exp(-rate_hz * dt_ms / 1000)
 
+    Scheme: one draw in each step.
+
     Elsewhere: NEST poisson_generator; PyNN SpikeSourcePoisson; Brian2 PoissonGroup.
     """
     return (uniform < threshold,)
@@ -84,6 +86,8 @@ def gamma_source(stage, uniform, threshold, shape):
     is that of the gamma distribution of this order. The first step, which has no spike, draws the stage that the
     process is in, so that the rate is the same from the beginning.
 
+    Scheme: one draw in each step.
+
     Elsewhere: NEST gamma_sup_generator with n_proc = 1; PyNN SpikeSourceGamma; Brian2 equations.
     """
     begins = stage < 0
@@ -110,7 +114,6 @@ def parrot(surplus, input):
     spikes at most once in a step; two spikes that arrive in the same step come out as one. `surplus` counts what was
     not repeated: the sum of the weights beyond 1. A sum below 1 has no effect, and is not kept for later steps.
 
-    Elsewhere: NEST parrot_neuron, which sends one spike with a multiplicity instead, and ignores weights; PyNN and
-    Brian2 have none.
+    Elsewhere: NEST parrot_neuron (which ignores weights, and sends one spike with a multiplicity).
     """
     return input >= 1.0, surplus + max(input - 1.0, 0.0)
