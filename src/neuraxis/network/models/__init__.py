@@ -1,17 +1,16 @@
 """Built-in neuron models, each written as a user would write one with `neuraxis.network.neuron_model`.
 
 `help(lif_exp_two)` shows the equations of a model, its numerical scheme, its names in other simulators, and its
-parameters, inputs and states with their units. `neuraxis models` lists all, and `built_in_models` returns them by name.
+parameters, inputs and states with their units. `neuraxis models` lists all.
 """
 
 from __future__ import annotations
 
 from neuraxis.network.models.adex import adex, adex_cond_alpha
-from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.network.models.conductance import lif_cond_alpha, lif_cond_beta, lif_nmda
 from neuraxis.network.models.escape import pp_delta
 from neuraxis.network.models.glif import glif_1, glif_2, glif_3, glif_4, glif_5
-from neuraxis.network.models.hodgkin_huxley import hh_alpha, hh_traub_miles
+from neuraxis.network.models.hodgkin_huxley import hh_alpha, hh_cond_exp, hh_cond_exp_fine
 from neuraxis.network.models.izhikevich import izhikevich
 from neuraxis.network.models.lif import lif_alpha, lif_cond_exp, lif_delta, lif_exp, lif_exp_two
 from neuraxis.network.models.mat import mat2
@@ -22,7 +21,6 @@ from neuraxis.network.models.sources import gamma_source, parrot, poisson_source
 __all__ = [
     "adex",
     "adex_cond_alpha",
-    "built_in_models",
     "gamma_source",
     "glif_1",
     "glif_2",
@@ -30,7 +28,8 @@ __all__ = [
     "glif_4",
     "glif_5",
     "hh_alpha",
-    "hh_traub_miles",
+    "hh_cond_exp",
+    "hh_cond_exp_fine",
     "izhikevich",
     "lif_alpha",
     "lif_alpha_multi",

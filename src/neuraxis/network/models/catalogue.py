@@ -22,19 +22,16 @@ def built_in_models() -> dict[str, NeuronModel]:
 
     Examples
     --------
-    >>> from neuraxis.network.models import built_in_models
+    >>> from neuraxis.network.models.catalogue import built_in_models
     >>> [name for name in built_in_models() if name.startswith("hh")]
-    ['hh_alpha', 'hh_traub_miles']
+    ['hh_alpha', 'hh_cond_exp', 'hh_cond_exp_fine']
     """
     from neuraxis.network import models
 
     found = {}
     for name in models.__all__:
         one = getattr(models, name)
-        if isinstance(one, NeuronModel):
-            found[name] = one
-        elif one is not built_in_models:
-            found[name] = one()
+        found[name] = one if isinstance(one, NeuronModel) else one()
     return found
 
 

@@ -24,7 +24,7 @@ def beta_kick(tau_rise_ms: float, tau_decay_ms: float) -> float:
     if abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms:
         return float(exp(1.0) / tau_decay_ms)
     ratio = tau_rise_ms / tau_decay_ms
-    # At the peak, exp(-t / tau_decay) is ratio^(ratio / (1 - ratio)), and exp(-t / tau_rise) is ratio^(1 / (1 - ratio)).
+    # The two exponentials at the time of the peak.
     peak = power(ratio, ratio / (1.0 - ratio)) - power(ratio, 1.0 / (1.0 - ratio))
     return float((1.0 / tau_rise_ms - 1.0 / tau_decay_ms) / peak)
 
@@ -49,7 +49,7 @@ def beta_constants(kind: str, tau_rise_ms: float, tau_decay_ms: float, part_ms: 
 
 
 def _membrane(v, h, drive, g_leak, e_ex, e_in, ex, in_, mid_ex, mid_in, end_ex, end_in):
-    """Advance V by one step of Runge and Kutta; `h` is the step by the capacitance."""
+    """Advance V by one step of Runge and Kutta; `h` is the step divided by the capacitance."""
     a = drive + ex * e_ex + in_ * e_in - (g_leak + ex + in_) * v
     mid_drive, mid_g = drive + mid_ex * e_ex + mid_in * e_in, g_leak + mid_ex + mid_in
     b = mid_drive - mid_g * (v + 0.5 * h * a)
@@ -194,7 +194,9 @@ def _nmda_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     check_positive(p, "tau_ampa_ms", "tau_gaba_ms", "tau_decay_nmda_ms", "mg_half_mm")
     tau_rise, tau_decay = p["tau_rise_nmda_ms"], p["tau_decay_nmda_ms"]
     if not 0 <= tau_rise < tau_decay:
-        raise InvalidArgument(f"tau_rise_nmda_ms={tau_rise!r}: must be below tau_decay_nmda_ms={tau_decay!r}; 0 is allowed")
+        raise InvalidArgument(
+            f"tau_rise_nmda_ms={tau_rise!r}: must be below tau_decay_nmda_ms={tau_decay!r}; 0 is allowed"
+        )
     if p["mg_mm"] < 0:
         raise InvalidArgument(f"mg_mm={p['mg_mm']!r}: a concentration cannot be negative")
     # The conductance is the difference of two exponentials, which start at `kick_nmda`; without a rise there is one.

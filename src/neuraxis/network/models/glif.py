@@ -189,7 +189,10 @@ def _model(level: int) -> NeuronModel:
         at_spike.append("V = v_reset_mv")
     if asc:
         states += _ASC
-        names += [f"{name}_{k}" for k in (1, 2) for name in ("decay", "mean", "held")] + ["asc_1_amp_pa", "asc_2_amp_pa"]
+        names += [f"{name}_{k}" for k in (1, 2) for name in ("decay", "mean", "held")] + [
+            "asc_1_amp_pa",
+            "asc_2_amp_pa",
+        ]
         parameters |= _ASC_PARAMETERS
         equations.append(_ASC_EQUATIONS)
         letters.append("A1, A2 (`asc_1_pa`, `asc_2_pa`)")
@@ -244,9 +247,9 @@ def _model(level: int) -> NeuronModel:
 {"".join(equations)}
         when V > {sum_of}: a spike, and
 {"".join(f"            {line}{chr(10)}" for line in at_spike)}
-    A weight is the peak of a current in pA. {"V_before is V one step before the spike. " if resets else ""}After a spike
-    {held} for `refractory_ms`; `refractory` counts the steps that are left. The defaults are those of cell 490626718
-    of the Allen Cell Types Database.
+    A weight is the peak of a current in pA. {"V_before is V one step before the spike." if resets else ""}
+    After a spike {held} for `refractory_ms`; `refractory` counts the
+    steps that are left. The defaults are those of cell 490626718 of the Allen Cell Types Database.
 
     Scheme: exact integration{"; V takes the mean of A1 + A2 over the step" if asc else ""}.
 

@@ -29,7 +29,9 @@ def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
 
 
 @neuron_model(
-    states={"v_mv": -70.0, "i_ex_pa": 0.0, "i_in_pa": 0.0, "threshold_1_mv": 0.0, "threshold_2_mv": 0.0, "refractory": 0},
+    states={
+        "v_mv": -70.0, "i_ex_pa": 0.0, "i_in_pa": 0.0, "threshold_1_mv": 0.0, "threshold_2_mv": 0.0, "refractory": 0,
+    },
     receptors=("ex_pa", "in_pa"),
     parameters={
         "tau_m_ms": 5.0, "c_m_pf": 100.0, "tau_syn_ex_ms": 1.0, "tau_syn_in_ms": 3.0, "e_rest_mv": -70.0,

@@ -11,6 +11,7 @@ __all__ = ["gamma_source", "parrot", "poisson_source", "spike_source"]
 
 LARGEST_SHAPE = 1000
 
+
 @neuron_model(states={})
 def spike_source():
     """Neuron that spikes exactly at the times given to `Network.spikes`.
