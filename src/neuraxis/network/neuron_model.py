@@ -362,6 +362,8 @@ def neuron_model(
         network.population("E", 1000, leaky(tau_m_ms=10.0))
     """
 
+    receptors = _checked_receptors(receptors)
+
     def make(function: Callable[..., Any]) -> NeuronModel:
         return _made(
             defined_by(function), states, receptors, parameters, signals, constants, meanings, rate_inputs, output
@@ -451,11 +453,9 @@ def _made(
     states, parameters, signals = (
         {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
-    if len(receptors) > LARGEST_RECEPTORS:
-        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
-    for what, names in (("receptors", receptors), ("rate_inputs", rate_inputs)):
-        if isinstance(names, str):
-            raise InvalidType(f"{what}={names!r}: a tuple of names is expected, as in ({names!r},)")
+    receptors = _checked_receptors(receptors)
+    if isinstance(rate_inputs, str):
+        raise InvalidType(f"rate_inputs={rate_inputs!r}: a tuple of names is expected, as in ({rate_inputs!r},)")
     if output is not None and not isinstance(states.get(output), float):
         floats = [one for one, value in states.items() if isinstance(value, float)]
         raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
@@ -475,7 +475,7 @@ def _made(
     made = NeuronModel(
         name=name,
         states=states,
-        receptors=tuple(receptors),
+        receptors=receptors,
         parameters=parameters,
         source=ast.unparse(tree),
         arguments=arguments,
@@ -490,6 +490,14 @@ def _made(
     )
     lower_model(made, _usual_values(made))
     return made
+
+
+def _checked_receptors(receptors: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(receptors, str):
+        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    if len(receptors) > LARGEST_RECEPTORS:
+        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
+    return tuple(receptors)
 
 
 def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.FunctionDef:
