@@ -68,12 +68,14 @@ def _output_noise(p: Parameters, dt_ms: float) -> dict[str, Any]:
 def rate_linear(rate, input, normal, mean, gain, keep, take, noise):
     """Rate neuron that is driven by the sum of its inputs.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + gain * S + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + gain * S + sqrt(tau_ms) * sigma * xi
         S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at the start of the step. NEST: `lin_rate_ipn`.
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST lin_rate_ipn.
     """
     return False, rate * keep + take * (mean + gain * input) + noise * normal
 
@@ -89,15 +91,18 @@ def rate_linear(rate, input, normal, mean, gain, keep, take, noise):
 def rate_linear_output_noise(rate, noisy_rate, input, normal, mean, gain, keep, take, noise):
     """Rate neuron that is driven by the sum of its inputs, with noise on its output.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + gain * S
-        noisy_rate = rate + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + gain * S
+        noisy_rate = R + sqrt(tau_ms) * sigma * xi
         S = sum(weight * output of the source at t - delay)
 
     The output is `noisy_rate`, whose noise has the standard deviation sigma * sqrt(tau_ms / dt_ms); it begins with its
-    initial value. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
-    `lin_rate_opn`.
+    initial value.
+
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST lin_rate_opn.
     """
     new = rate * keep + take * (mean + gain * input)
     return False, new, new + noise * normal
@@ -114,13 +119,16 @@ def rate_linear_output_noise(rate, noisy_rate, input, normal, mean, gain, keep, 
 def rate_tanh(rate, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with the nonlinearity tanh of the sum of its inputs.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + tanh(gain * (S - theta)) + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + tanh(gain * (S - theta)) + sqrt(tau_ms) * sigma * xi
         S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at the start of the step. NEST: `tanh_rate_ipn`
-    with `linear_summation=True`, its default. See also `rate_tanh_each`.
+    `rate_tanh_each` has the nonlinearity of each input.
+
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST tanh_rate_ipn with linear_summation=True (the default).
     """
     return False, rate * keep + take * (mean + tanh(gain * (input - theta))) + noise * normal
 
@@ -136,15 +144,18 @@ def rate_tanh(rate, input, normal, mean, gain, theta, keep, take, noise):
 def rate_tanh_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with the nonlinearity tanh of each input.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + S + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + S + sqrt(tau_ms) * sigma * xi
         S = sum(weight * activity of the source at t - delay)
-        activity = tanh(gain * (rate - theta))
+        activity = tanh(gain * (R - theta))
 
     The output is `activity`, so gain and theta are those of the source. Give its initial value together with that of
-    `rate`. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
-    `tanh_rate_ipn` with `linear_summation=False`, where all neurons have the same gain and theta.
+    `rate`.
+
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST tanh_rate_ipn with linear_summation=False and equal gain and theta.
     """
     new = rate * keep + take * (mean + input) + noise * normal
     return False, new, tanh(gain * (new - theta))
@@ -161,13 +172,16 @@ def rate_tanh_each(rate, activity, input, normal, mean, gain, theta, keep, take,
 def rate_threshold_linear(rate, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with a threshold for the sum of its inputs.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + gain * max(0, S - theta) + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + gain * max(0, S - theta) + sqrt(tau_ms) * sigma * xi
         S = sum(weight * output of the source at t - delay)
 
-    Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
-    `threshold_lin_rate_ipn` with `linear_summation=True`, its default. See also `rate_threshold_linear_each`.
+    `rate_threshold_linear_each` has the nonlinearity of each input.
+
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST threshold_lin_rate_ipn with linear_summation=True (the default).
     """
     return False, rate * keep + take * (mean + gain * max(0.0, input - theta)) + noise * normal
 
@@ -183,15 +197,18 @@ def rate_threshold_linear(rate, input, normal, mean, gain, theta, keep, take, no
 def rate_threshold_linear_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with a threshold for each input.
 
-    Equation, with t in ms and white noise xi::
+    Equations, with the rate R, t in ms and white noise xi::
 
-        tau_ms drate/dt = -rate + mean + S + sqrt(tau_ms) * sigma * xi
+        tau_ms dR/dt = -R + mean + S + sqrt(tau_ms) * sigma * xi
         S = sum(weight * activity of the source at t - delay)
-        activity = gain * max(0, rate - theta)
+        activity = gain * max(0, R - theta)
 
     The output is `activity`, so gain and theta are those of the source. Give its initial value together with that of
-    `rate`. Each step is the exact solution for an input that stays as it was at the start of the step. NEST:
-    `threshold_lin_rate_ipn` with `linear_summation=False`, where all neurons have the same gain and theta.
+    `rate`.
+
+    Scheme: exact for an input that stays as it was at the start of the step.
+
+    Elsewhere: NEST threshold_lin_rate_ipn with linear_summation=False and equal gain and theta.
     """
     new = rate * keep + take * (mean + input) + noise * normal
     return False, new, gain * max(0.0, new - theta)
