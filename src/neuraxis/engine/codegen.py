@@ -84,6 +84,8 @@ class BlockLayout:
     stream: int | None  # the first of the two rows of the random stream
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    inputs: tuple[str, ...] = ()  # rate inputs
+    first_input: int = 0  # the row of the first of them
     parameters: tuple[str, ...] = ()  # the last rows: constants that differ between neurons, which are only read
     parameter_is_integer: tuple[bool, ...] = ()
 
@@ -96,13 +98,16 @@ class BlockLayout:
         own_current = None
         if current:
             own_current, rows = rows, rows + 1
-        rows += len(model.rows)
+        first_input = rows
+        rows += len(model.rate_inputs) + len(model.rows)
         return cls(
             states=tuple(model.states),
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
             rows=rows,
+            inputs=model.rate_inputs,
+            first_input=first_input,
             parameters=tuple(model.rows),
             parameter_is_integer=tuple(row.is_integer for row in model.rows.values()),
         )
@@ -211,6 +216,8 @@ def _update_source(
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"_f(A[{place * BLOCK} + k]) * scale_{place}" for place in places)
+    for place, name in enumerate(layout.inputs, start=layout.first_input):
+        given[name] = f"F[{place * BLOCK} + k]"
     given |= {name: source for name, source in _FROM_ENGINE.items() if model.takes(name)}
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"
