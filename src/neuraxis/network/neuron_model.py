@@ -35,6 +35,7 @@ from typing import Any
 from neuraxis.arguments import frozen, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.inlining import always_returns, inline_functions
+from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit
@@ -193,7 +194,8 @@ class NeuronModel:
         """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
         `random` or `uniform`.
         """
-        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+        found = {one: one if one in DRAWS else drawn_kind(one) for one in self.arguments}
+        return {one: kind for one, kind in found.items() if kind is not None and self.takes(one)}
 
     def takes(self, argument: str) -> bool:
         """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
@@ -391,7 +393,7 @@ def _made(
         raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
     if isinstance(receptors, str):
         raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
-    tree = inline_functions(function)
+    tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
         for one in given:
@@ -528,7 +530,7 @@ def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number
 def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:
     """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS
+    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS | {"len"}
     used: dict[str, Number] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id in own or node.id in used:
