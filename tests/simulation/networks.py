@@ -349,9 +349,49 @@ def noise_and_time(seed: int) -> Network:
     return network
 
 
+@neuron_model(
+    states={"v_mv": 0.0, "left": 0},
+    receptors=("input",),
+    parameters={"tau_ms": 20.0, "pause": 3, "bias_mv": 0.1, "threshold_mv": 20.0},
+    constants=lambda p, dt_ms: {"keep": max(0.5, 1.0 - dt_ms / p["tau_ms"]), "wait": 2 * int(p["pause"])},
+)
+def pausing(v_mv, left, input, uniform, keep, wait, pause, bias_mv, threshold_mv):
+    """`constants` is a function of numbers; `pause` is an int, of which a random part of the spikes waits twice."""
+    v_mv = v_mv * keep + bias_mv + (input if left == 0 else 0.0)
+    spike = v_mv >= threshold_mv
+    longer = wait if uniform < 0 else pause
+    return spike, 0.0 if spike else v_mv, longer if spike else max(left - 1, 0)
+
+
+def every_neuron_differs(seed: int) -> Network:
+    """Parameters that are arrays or drawn, in built-in and own models, and a population that has none of them."""
+    network = Network(dt_ms=0.1, seed=seed)
+    drawn = lif_exp_two(
+        tau_m_ms=LogNormal(2.3, 0.3), v_threshold_mv=Normal(-55.0, 1.0), refractory_ms=Uniform(0.5, 4.0)
+    )
+    cells = network.population("cells", 290, drawn, v_mv=Uniform(-70.0, -56.0))
+    adaptive = network.population("adaptive", 37, adex(a_ns=Normal(4.0, 1.0), v_t_mv=np.linspace(-52.0, -48.0, 37)))
+    noise = network.population("noise", 60, poisson_source(rate_hz=np.linspace(0.0, 120.0, 60)))
+    own = network.population("own", 95, pausing(pause=np.arange(95) % 7, tau_ms=[10.0, 20.0, 30.0, 25.0, 15.0] * 19))
+    same = network.population("same", 50, lif_exp_two())
+    network.connect(noise, cells, FixedInDegree(k=9), weight=Normal(150.0, 20.0), delay_ms=Uniform(0.1, 3.0))
+    network.connect(cells, cells, FixedInDegree(k=9), weight=Uniform(10.0, 70.0), plasticity=STDP.additive(w_max=90.0))
+    network.connect(cells, adaptive, FixedInDegree(k=20), weight=8.0, delay_ms=0.1)
+    network.connect(cells, own, FixedInDegree(k=20), weight=2.0, delay_ms=0.7)
+    network.connect(own, same, FixedInDegree(k=20), weight=90.0, delay_ms=0.4)
+    network.poisson(cells, rate_hz=3000.0, weight=60.0)
+    network.current(cells, np.linspace(-50.0, 200.0, 290))
+    network.current(adaptive, 700.0)
+    for population in network.populations:
+        network.record(population)
+    network.record(cells, "v_mv", every_ms=0.5, subset=[289, 0, 144, 145])
+    return network
+
+
 NETWORKS = {
     "weights far apart": Case(weights_far_apart, 700, (3,)),
     "mixed models": Case(mixed_models, 1000, (2, 5)),
+    "every neuron differs": Case(every_neuron_differs, 800, (3, 1)),
     "tiny populations": Case(tiny_populations, 1000, (5,)),
     "inputs alone": Case(inputs_alone, 1200, (3,)),
     "every neuron learns": Case(every_neuron_learns, 1000, (1, 3)),

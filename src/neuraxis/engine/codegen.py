@@ -85,6 +85,8 @@ class BlockLayout:
     stream: int | None  # the first of the two rows of the random stream
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    parameters: tuple[str, ...] = ()  # the last rows: constants that differ between neurons, which are only read
+    parameter_is_integer: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, model: NeuronModel, *, poisson: bool, current: bool) -> BlockLayout:
@@ -95,13 +97,21 @@ class BlockLayout:
         own_current = None
         if current:
             own_current, rows = rows, rows + 1
+        rows += len(model.rows)
         return cls(
             states=tuple(model.states),
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
             rows=rows,
+            parameters=tuple(model.rows),
+            parameter_is_integer=tuple(row.is_integer for row in model.rows.values()),
         )
+
+    @property
+    def first_parameter(self) -> int:
+        """The row of the first of `parameters`."""
+        return self.rows - len(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,9 @@ def _update_source(
     body: list[str] = []
     given: dict[str, str] = {name: f"c_{name}" for name in (*constants, *model.signals)}
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
+        given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
+    own = zip(layout.parameters, layout.parameter_is_integer, strict=True)
+    for row, (name, integer) in enumerate(own, start=layout.first_parameter):
         given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]

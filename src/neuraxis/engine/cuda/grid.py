@@ -88,7 +88,8 @@ def lay_out(
     """
     neurons = sum(part.part.n for part in parts)
     receptors = max((part.accumulators.rows for part in parts), default=1) or 1
-    rows = FIRST_STATE_ROW + max((len(part.population.model.states) for part in parts), default=0)
+    models = [part.population.model for part in parts]
+    rows = FIRST_STATE_ROW + max((len(model.states) + len(model.rows) for model in models), default=0)
     blocks = max(1, min(device.multiprocessors, -(-neurons // NEURONS_OF_A_BLOCK)))
     cells = -(-max(1, neurons) // blocks)
     if cells > MOST_CELLS:

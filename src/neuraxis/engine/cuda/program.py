@@ -39,7 +39,7 @@ Kind = tuple[NeuronModel, float, tuple[int, ...]]
 
 _FOLDER = Path(__file__).parent / "kernels"
 
-# A neuron's rows on the GPU: its random stream, then its states.
+# A neuron's rows on the GPU: its random stream, then its states, then constants that differ between neurons.
 FIRST_STATE_ROW = 2
 
 # Constants of `engine/tables.py` that the kernels use.
@@ -154,7 +154,8 @@ def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
     constants = tuple((name, isinstance(value, int)) for name, value in model.values(dt_ms).items())
     states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
     used = tuple(sorted(model.globals_used.items()))
-    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used)
+    rows = tuple((name, row.is_integer) for name, row in model.rows.items())
+    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used, rows)
 
 
 @cache
@@ -229,6 +230,8 @@ def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], nu
     given: dict[str, str] = {"current_pa": "current", "step": "step", "t_ms": t_ms}
     for row, (name, value) in enumerate(model.states.items(), start=FIRST_STATE_ROW):
         given[name] = f"(int)state[{row}]" if isinstance(value, int) else f"bits_to_f(state[{row}])"
+    for row, (name, own) in enumerate(model.rows.items(), start=FIRST_STATE_ROW + len(model.states)):
+        given[name] = f"(int)state[{row}]" if own.is_integer else f"bits_to_f(state[{row}])"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"(float)arrived[{place}] * {_constant(place)}" for place in places)
