@@ -25,6 +25,7 @@ from neuraxis.network import (
     Uniform,
     neuron_model,
 )
+from neuraxis.network.arithmetic import random as random_number
 from neuraxis.network.models import (
     adex,
     izhikevich,
@@ -322,6 +323,9 @@ def weights_far_apart(seed: int) -> Network:
     return network
 
 
+KICKS_MV = np.array([0.0, 0.5, -0.25])
+
+
 @neuron_model(
     states={"v_mv": -65.0, "spikes": 0},
     receptors=("input_mv",),
@@ -367,7 +371,7 @@ def continuous(seed: int) -> Network:
 )
 def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
     """Several draws in a step, some of which decide whether it spikes, as the time does."""
-    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal + KICKS_MV[step % 4] * random_number()
     spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
     return spike, 0.0 if spike else v_mv, random + t_ms, uniform
 

@@ -39,6 +39,7 @@ from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
+from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit, value_text
@@ -210,7 +211,8 @@ class NeuronModel:
         """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
         `random` or `uniform`.
         """
-        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+        found = {one: one if one in DRAWS else drawn_kind(one) for one in self.arguments}
+        return {one: kind for one, kind in found.items() if kind is not None and self.takes(one)}
 
     def takes(self, argument: str) -> bool:
         """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
@@ -459,7 +461,7 @@ def _made(
     if output is not None and not isinstance(states.get(output), float):
         floats = [one for one, value in states.items() if isinstance(value, float)]
         raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
-    tree = inline_functions(function)
+    tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (
         ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals)
@@ -611,7 +613,7 @@ def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number
 def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:
     """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS
+    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS | {"len"}
     used: dict[str, Number] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id in own or node.id in used:
