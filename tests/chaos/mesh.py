@@ -310,7 +310,8 @@ def attack(
         grown.clear()
         for name, node in nodes.items():
             by_node[name] = {
-                counter: value - before[name].get(counter, 0) for counter, value in node.ask("refused")["refused"].items()
+                counter: value - before[name].get(counter, 0)
+                for counter, value in node.ask("refused")["refused"].items()
             }
             for counter, more in by_node[name].items():
                 grown[counter] = grown.get(counter, 0) + more
@@ -319,7 +320,9 @@ def attack(
     try:
         room.until(reached, "the nodes have counted the hostile frames", HEAL_S)
     except AssertionError as error:
-        raise AssertionError(f"of {told} the nodes have counted {grown}: {json.dumps(by_node, indent=1)}\n{error}") from None
+        raise AssertionError(
+            f"of {told} the nodes have counted {grown}: {json.dumps(by_node, indent=1)}\n{error}"
+        ) from None
 
 
 def _links(a: int, b: int) -> list[tuple[int, int]]:

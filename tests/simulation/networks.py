@@ -357,6 +357,33 @@ def every_neuron_differs(seed: int) -> Network:
     return network
 
 
+@neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0, "sigma_mv": 1.5},
+)
+def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
+    """Several draws in a step, some of which decide whether it spikes, as the time does."""
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
+    return spike, 0.0 if spike else v_mv, random + t_ms, uniform
+
+
+def noise_and_time(seed: int) -> Network:
+    """Models that draw random numbers, from the streams of Poisson inputs if there are any, and know the time."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 340, noisy)
+    b = network.population("b", 133, noisy(sigma_mv=6.0))
+    network.connect(a, b, FixedInDegree(k=6), 3.0, Uniform(0.1, 2.0))
+    network.connect(b, a, FixedInDegree(k=9), 2.0, Uniform(0.3, 3.0))
+    network.poisson(a, rate_hz=3000.0, weight=4.0)
+    network.record(a)
+    network.record(b)
+    network.record(b, "seen", every_ms=0.3, subset=[132, 0, 65])
+    network.record(a, "bits", every_ms=0.7)
+    return network
+
+
 NETWORKS = {
     "weights far apart": Case(weights_far_apart, 700, (3,)),
     "mixed models": Case(mixed_models, 1000, (2, 5)),
@@ -369,4 +396,5 @@ NETWORKS = {
     "one long delay": Case(one_long_delay, 1000, (3,)),
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
+    "noise and time": Case(noise_and_time, 600, (2,)),
 }

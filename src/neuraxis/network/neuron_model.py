@@ -5,7 +5,10 @@ The function is the whole model. The engine recognises its arguments by name:
 * a state (in `states`): the neuron's current value, float32 if the initial value is a float, int32 if it is an int;
 * a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
 * `current_pa`: the current that `Network.current` injects in this step;
-* `uniform`: a random int32, uniform over all 32-bit integers, new for each neuron and step;
+* `normal`, `random`, `uniform`: random numbers, new for each neuron and step: a standard normal float32, a float32 that
+  is uniform in [0, 1), and an int32 that is uniform over all 32-bit integers;
+* `step`, `t_ms`: the number of the step, an int that is 1 in the first step, and the time at its end in ms (float32),
+  which is the time of a spike that the neuron emits in this step;
 * a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
   `model(gain="dopamine")`, or else the default that `signals` gives;
 * `dt_ms`, a constant (returned by `constants`) or a parameter.
@@ -40,14 +43,15 @@ from neuraxis.network.model_source import Definition, DerivedConstants, defined_
 from neuraxis.network.parameters import ParameterTable, unit, value_text
 from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
 
-__all__ = ["NeuronModel", "lower_model", "neuron_model", "neuron_model_from_source"]
+__all__ = ["DRAWS", "NeuronModel", "argument_kinds", "lower_model", "neuron_model", "neuron_model_from_source"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 
 LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
-ENGINE_ARGUMENTS = ("current_pa", "uniform")
+DRAWS = {"normal": FLOAT, "random": FLOAT, "uniform": INT}  # random numbers, one for each neuron and step
+ENGINE_ARGUMENTS = {"current_pa": FLOAT, "step": INT, "t_ms": FLOAT, **DRAWS}
 _USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
 
 
@@ -192,7 +196,19 @@ class NeuronModel:
     @property
     def takes_uniform(self) -> bool:
         """True if the function has the argument `uniform`."""
-        return "uniform" in self.arguments
+        return "uniform" in self.draws.values()
+
+    @property
+    def draws(self) -> dict[str, str]:
+        """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
+        `random` or `uniform`.
+        """
+        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+
+    def takes(self, argument: str) -> bool:
+        """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
+        own = (self.states, self.receptors, self.signals, self.parameters, self.constants or {}, self.rows)
+        return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
         """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
@@ -214,7 +230,8 @@ class NeuronModel:
         others = {*self.states, *self.receptors, *self.signals, *self.rows}
         wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
-        missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
+        drawn = self.draws
+        missing = [one for one in wanted if one not in found and one not in ENGINE_ARGUMENTS and one not in drawn]
         if missing:
             raise InvalidArgument(
                 f"{self.name}: argument {missing[0]!r} is not a state, receptor, signal, constant or parameter of the "
@@ -453,14 +470,22 @@ def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.Functio
         found = ast.parse(model.source).body[0]
         assert isinstance(found, ast.FunctionDef)
         tree = found
-    kinds = {}
-    for argument in model.arguments:
-        value = model.states.get(argument, values.get(argument, 0.0))
-        row = model.rows.get(argument)
-        whole = isinstance(value, int) if row is None else row.is_integer
-        kinds[argument] = INT if whole or argument == "uniform" else FLOAT
     results = [INT if isinstance(value, int) else FLOAT for value in model.states.values()]
-    return lower_function(model.name, tree, kinds, results, model.globals_used)
+    return lower_function(model.name, tree, argument_kinds(model, values), results, model.globals_used)
+
+
+def argument_kinds(model: NeuronModel, values: Mapping[str, Number]) -> dict[str, str]:
+    """Return INT or FLOAT for each argument of a model's function; `values` are its constants and parameters."""
+    kinds, drawn = {}, model.draws
+    for argument in model.arguments:
+        if argument in model.rows:
+            kinds[argument] = INT if model.rows[argument].is_integer else FLOAT
+        elif argument in values or not model.takes(argument):
+            value = model.states.get(argument, values.get(argument, 0.0))
+            kinds[argument] = INT if isinstance(value, int) else FLOAT
+        else:
+            kinds[argument] = ENGINE_ARGUMENTS.get(drawn.get(argument, argument), FLOAT)
+    return kinds
 
 
 def _usual_values(model: NeuronModel) -> dict[str, Number]:

@@ -139,7 +139,7 @@ class SavedState:
         self._require(bool(within.all()), "ids of injected spikes")
         for population in network.populations:
             names = {*population.model.states, COUNTS}
-            if population.index in driven or population.model.takes_uniform:
+            if population.index in driven or population.model.draws:
                 names.add(STREAM)
             if names:
                 self._check_pieces("population", population.index, population.n, names, population.name)

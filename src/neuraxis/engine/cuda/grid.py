@@ -145,7 +145,7 @@ def lay_out(
     shape = Shape(
         threads=threads, neurons_per_thread=per_thread, receptors=receptors, state_rows=rows, lag=lag,
         urgent=urgent, lookahead=lookahead,
-        random=any(part.population.model.takes_uniform for part in parts), wide=wide,
+        random=any(bool(part.population.model.draws) for part in parts), wide=wide,
         target_bits=target_bits,
         inline=inline, prefetched=PREFETCHED if staged else 0,
         segment_lanes=_lanes(static, blocks, device.warp),
