@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Context, Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, overload
@@ -26,6 +28,8 @@ from neuraxis.arguments import Floats
 from neuraxis.errors import InvalidArgument
 
 __all__ = ["cos", "exp", "expm1", "exprel", "float32", "log", "log1p", "power", "sin", "sqrt", "tanh"]
+
+_is_wide: ContextVar[bool] = ContextVar("is_wide", default=False)
 
 # Twice the digits of a float64, so that only the final rounding to float64 matters.
 _CONTEXT = Context(prec=36)
@@ -277,7 +281,9 @@ def float32(x: float) -> float: ...
 @overload
 def float32(x: Floats) -> Floats: ...
 def float32(x: float | Floats) -> float | Floats:
-    """Round x to float32, as kernels store it."""
+    """Round x to float32, as kernels store it; in constants of a network in float64 return it unchanged."""
+    if _is_wide.get():
+        return x
     if isinstance(x, np.ndarray):
         return x.astype(np.float32).astype(np.float64)
     return float(struct.unpack("f", struct.pack("f", x))[0])
@@ -287,3 +293,13 @@ def float32(x: float | Floats) -> float | Floats:
 def sqrt(x: float) -> float:
     """Return the square root, which IEEE 754 rounds correctly everywhere."""
     return math.sqrt(x)
+
+
+@contextmanager
+def stored_as(precision: str) -> Iterator[None]:
+    """Within this, `float32` rounds only if kernels store numbers with this precision, "float32" or "float64"."""
+    before = _is_wide.set(precision == "float64")
+    try:
+        yield
+    finally:
+        _is_wide.reset(before)
