@@ -319,6 +319,33 @@ def weights_far_apart(seed: int) -> Network:
 
 
 @neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0, "sigma_mv": 1.5},
+)
+def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
+    """Several draws in a step, some of which decide whether it spikes, as the time does."""
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
+    return spike, 0.0 if spike else v_mv, random + t_ms, uniform
+
+
+def noise_and_time(seed: int) -> Network:
+    """Models that draw random numbers, from the streams of Poisson inputs if there are any, and know the time."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 340, noisy)
+    b = network.population("b", 133, noisy(sigma_mv=6.0))
+    network.connect(a, b, FixedInDegree(k=6), 3.0, Uniform(0.1, 2.0))
+    network.connect(b, a, FixedInDegree(k=9), 2.0, Uniform(0.3, 3.0))
+    network.poisson(a, rate_hz=3000.0, weight=4.0)
+    network.record(a)
+    network.record(b)
+    network.record(b, "seen", every_ms=0.3, subset=[132, 0, 65])
+    network.record(a, "bits", every_ms=0.7)
+    return network
+
+
+@neuron_model(
     states={"v_mv": 0.0, "left": 0},
     receptors=("input",),
     parameters={"tau_ms": 20.0, "pause": 3, "bias_mv": 0.1, "threshold_mv": 20.0},
@@ -355,33 +382,6 @@ def every_neuron_differs(seed: int, precision: str = "float32") -> Network:
         network.record(population)
     network.record(cells, "v_mv", every_ms=0.5, subset=[289, 0, 144, 145])
     network.record(own, "left", every_ms=0.3, subset=[94, 0, 47])
-    return network
-
-
-@neuron_model(
-    states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
-    receptors=("input",),
-    parameters={"threshold_mv": 20.0, "sigma_mv": 1.5},
-)
-def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
-    """Several draws in a step, some of which decide whether it spikes, as the time does."""
-    v_mv = 0.9 * v_mv + input + sigma_mv * normal
-    spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
-    return spike, 0.0 if spike else v_mv, random + t_ms, uniform
-
-
-def noise_and_time(seed: int) -> Network:
-    """Models that draw random numbers, from the streams of Poisson inputs if there are any, and know the time."""
-    network = Network(dt_ms=0.1, seed=seed)
-    a = network.population("a", 340, noisy)
-    b = network.population("b", 133, noisy(sigma_mv=6.0))
-    network.connect(a, b, FixedInDegree(k=6), 3.0, Uniform(0.1, 2.0))
-    network.connect(b, a, FixedInDegree(k=9), 2.0, Uniform(0.3, 3.0))
-    network.poisson(a, rate_hz=3000.0, weight=4.0)
-    network.record(a)
-    network.record(b)
-    network.record(b, "seen", every_ms=0.3, subset=[132, 0, 65])
-    network.record(a, "bits", every_ms=0.7)
     return network
 
 

@@ -220,7 +220,7 @@ class NeuronModel:
 
     def takes(self, argument: str) -> bool:
         """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
-        own = (self.states, self.receptors, self.signals, self.parameters, self.constants or {}, self.rows)
+        own = (self.states, self.receptors, self.signals, self.parameters, self.rows, self.constants or {})
         return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
@@ -369,6 +369,8 @@ def neuron_model(
         network.population("E", 1000, leaky(tau_m_ms=10.0))
     """
 
+    receptors = _checked_receptors(receptors)
+
     def make(function: Callable[..., Any]) -> NeuronModel:
         return _made(defined_by(function), states, receptors, parameters, signals, constants, meanings)
 
@@ -431,7 +433,11 @@ def neuron_model_from_source(
     ... )
     leaky(tau_m_ms=20, threshold_mv=20)
     """
-    return _made(defined_in(source, filename, names or {}), states, receptors, parameters, signals, constants, meanings)
+    try:
+        function = defined_in(source, filename, names or {})
+        return _made(function, states, receptors, parameters, signals, constants, meanings)
+    except RecursionError:
+        raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
 
 
 def _made(
@@ -448,10 +454,7 @@ def _made(
     states, parameters, signals = (
         {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
-    if len(receptors) > LARGEST_RECEPTORS:
-        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
-    if isinstance(receptors, str):
-        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    receptors = _checked_receptors(receptors)
     tree = inline_functions(function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
@@ -466,7 +469,7 @@ def _made(
     made = NeuronModel(
         name=name,
         states=states,
-        receptors=tuple(receptors),
+        receptors=receptors,
         parameters=parameters,
         source=ast.unparse(tree),
         arguments=arguments,
@@ -479,6 +482,14 @@ def _made(
     )
     lower_model(made, _usual_values(made))
     return made
+
+
+def _checked_receptors(receptors: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(receptors, str):
+        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    if len(receptors) > LARGEST_RECEPTORS:
+        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
+    return tuple(receptors)
 
 
 def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.FunctionDef:
