@@ -37,6 +37,7 @@ import numpy as np
 
 from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arithmetic import stored_as
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
@@ -88,6 +89,8 @@ class NeuronModel:
         Constants for one step of `dt_ms`, equal for all neurons; set once the model belongs to a network.
     rows : mapping of str to Row
         Arguments of the function that differ between neurons; set once the model belongs to a network.
+    precision : {"float32", "float64"}
+        Precision of states and arithmetic; that of the network once the model belongs to one.
     dt_ms : float, optional
         Step in ms that `constants` were computed for.
     constants_for : callable, optional
@@ -130,6 +133,7 @@ class NeuronModel:
     output: str | None = None
     definition: ast.FunctionDef | None = field(default=None, compare=False)
     rows: Mapping[str, Row] = field(default_factory=dict)
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("states", "globals_used", "signals", "constants", "meanings", "rows"):
@@ -191,6 +195,15 @@ class NeuronModel:
         return replace(self, parameters=self.parameters.changed(parameters), signals=signals)
 
     @property
+    def is_wide(self) -> bool:
+        """True if states and arithmetic are float64."""
+        return self.precision == "float64"
+
+    def dtype_of(self, state: str) -> type[np.float32] | type[np.float64] | type[np.int32]:
+        """Return the type in which a state is read and recorded."""
+        return np.int32 if isinstance(self.states[state], int) else np.float64 if self.is_wide else np.float32
+
+    @property
     def whole_parameters(self) -> frozenset[str]:
         """Names of the parameters that are ints."""
         assert isinstance(self.parameters, ParameterTable)
@@ -249,13 +262,20 @@ class NeuronModel:
             )
         return found
 
-    def for_population(self, what: str, n: int, dt_ms: float, seed: int, index: int) -> NeuronModel:
+    def for_population(
+        self, what: str, n: int, dt_ms: float, seed: int, index: int, precision: str = "float32"
+    ) -> NeuronModel:
         """Return the model with its constants computed for steps of `dt_ms` and n neurons.
 
         Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled. `what`
         names the population in errors; its `index` and the `seed` of the network determine what is drawn.
         """
         if self.constants is not None:  # of another population
+            if precision != self.precision:
+                raise InvalidArgument(
+                    f"{what}: {self.name}: this model belongs to a network in {self.precision}, not {precision}. Pass "
+                    "the model that was passed to that network."
+                )
             for name, row in self.rows.items():
                 if len(row.array) != n:
                     raise InvalidArgument(
@@ -266,13 +286,14 @@ class NeuronModel:
         used = values_in_use(self.parameters, self.whole_parameters, n, seed, index, what)
         shown = {name: Values(one) if isinstance(one, np.ndarray) else one for name, one in used.items()}
         assert isinstance(self.parameters, ParameterTable)
-        same = replace(self, parameters=self.parameters.changed(shown)) if shown != self.parameters else self
-        if not any(isinstance(one, np.ndarray) for one in used.values()):
-            return same.for_step(dt_ms)
-        values: dict[str, Any] = {**used, "dt_ms": dt_ms}
-        if self.constants_for is not None:
-            values.update(constants_of(self.constants_for, used, dt_ms, what))
-        constants, rows = as_rows(self._wanted(values), what)
+        same = replace(self, parameters=self.parameters.changed(shown), precision=precision)
+        with stored_as(precision):
+            if not any(isinstance(one, np.ndarray) for one in used.values()):
+                return same.for_step(dt_ms)
+            values: dict[str, Any] = {**used, "dt_ms": dt_ms}
+            if self.constants_for is not None:
+                values.update(constants_of(self.constants_for, used, dt_ms, what))
+        constants, rows = as_rows(self._wanted(values), what, same.is_wide)
         constants = {name: _as_number(f"{self.name}: constant {name}", one) for name, one in constants.items()}
         made = replace(same, constants=constants, constants_for=None, dt_ms=dt_ms, rows=rows)
         lower_model(made, constants)
