@@ -196,7 +196,7 @@ def read_until(descriptor, text):
     return shown
 
 
-# --- what is said ---
+# --- messages ---
 
 
 def test_topics_lists_declared_and_observed_topics(speaker, capsys):

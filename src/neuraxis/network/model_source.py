@@ -1,4 +1,4 @@
-"""Where the functions of neuron models come from: a Python function, or text that is parsed and never executed.
+"""Sources of the functions of neuron models: a Python function, or text that is parsed and never executed.
 
 A `Definition` is the parsed source of one function and the meaning of the names that it reads. Every node of its tree
 knows its file and line, so that errors can name them (`located`), also after the functions that a model calls have
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
+
+import numpy as np
 
 from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument, InvalidType
@@ -311,11 +313,15 @@ class _Evaluation:
             return node.value
         if isinstance(node, ast.Name):
             found = plain(self._names.get(node.id))
-            if isinstance(found, int | float):
-                return found
+            if isinstance(found, int | float | np.ndarray):  # an array: see neuraxis.network.varying
+                return found  # type: ignore[return-value]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             a, b = self._number(node.left), self._number(node.right)
             if isinstance(node.op, ast.Pow):
+                if np.ndim(a) or np.ndim(b):
+                    if np.result_type(a, b).kind != "f":
+                        raise TypeError("powers of whole numbers in arrays")
+                    return arithmetic.power(a, b)
                 if isinstance(a, float) or isinstance(b, float):
                     return arithmetic.power(float(a), float(b))
                 if abs(a) > 1 and abs(b) * a.bit_length() > 2 * _MOST_BITS:  # before it takes memory
