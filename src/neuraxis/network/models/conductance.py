@@ -272,8 +272,7 @@ def lif_nmda(
     `refractory` counts the steps that are left.
 
     In the networks of Brunel and Wang (2001) and Wang (2002), the NMDA receptors of a source saturate. The projection
-    does that here: `TsodyksMarkram(u=1 - exp(-alpha tau_x), tau_recovery_ms=tau_decay_nmda_ms)` with tau_x the rise of
-    the paper (2 ms, alpha = 0.5 / ms) and `tau_rise_nmda_ms=0` gives the jumps k0 + k1 S of NEST's iaf_bw_2001.
+    does that here, with the rule of `neuraxis.network.nmda_saturation` and `tau_rise_nmda_ms=0`.
 
     Scheme: exact conductances; one step of the Runge-Kutta method of fourth order for V.
 
