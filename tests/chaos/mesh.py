@@ -309,9 +309,8 @@ def attack(
     def reached() -> bool:
         grown.clear()
         for name, node in nodes.items():
-            by_node[name] = {
-                counter: value - before[name].get(counter, 0) for counter, value in node.ask("refused")["refused"].items()
-            }
+            now = node.ask("refused")["refused"]
+            by_node[name] = {counter: value - before[name].get(counter, 0) for counter, value in now.items()}
             for counter, more in by_node[name].items():
                 grown[counter] = grown.get(counter, 0) + more
         return all(grown.get(counter, 0) >= least * reach(counter) for counter, least in told["expected"].items())
@@ -319,7 +318,8 @@ def attack(
     try:
         room.until(reached, "the nodes have counted the hostile frames", HEAL_S)
     except AssertionError as error:
-        raise AssertionError(f"of {told} the nodes have counted {grown}: {json.dumps(by_node, indent=1)}\n{error}") from None
+        each = json.dumps(by_node, indent=1)
+        raise AssertionError(f"of {told} the nodes have counted {grown}: {each}\n{error}") from None
 
 
 def _links(a: int, b: int) -> list[tuple[int, int]]:

@@ -512,7 +512,7 @@ def test_random_trains_have_the_statistics_of_nest(name: str, nest_results: dict
 
 
 class Plastic:
-    """Pairs of neurons that spike when told to; three delays, bursts, and every order around coincidence."""
+    """Pairs of neurons that spike in given steps; three delays, bursts, and every order around coincidence."""
 
     steps, pairs = 4000, 9
 

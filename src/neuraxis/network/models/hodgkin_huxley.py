@@ -29,7 +29,7 @@ def _relaxed(x, opening, closing, dt):
 
 
 def _driven(v, g, drive, rate):
-    """Advance V with conductances `g` and the current `drive` at 0 mV; `rate` is time by capacitance."""
+    """Advance V with conductances `g` and the current `drive` at 0 mV; `rate` is time divided by capacitance."""
     end = drive / g
     return end + (v - end) * exp(-rate * g)
 
