@@ -19,7 +19,7 @@ class Nest(msgspec.Struct, frozen=True):
     """A model of NEST with its parameters; without `currents` it takes none."""
 
     model: str
-    parameters: dict[str, float] = {}
+    parameters: dict[str, float | list[float]] = {}
     currents: bool = True
 
 
@@ -91,6 +91,25 @@ dg_in/dt = -g_in / tau_in : 1
 I : 1
 """
 
+_HODGKIN_HUXLEY = Brian2(
+    equations="""\
+dv/dt = (10 * (-60 - v) - g_ex * v - g_in * (v + 80) + i_channels + I) / (200 * ms) : 1
+i_channels = -20000 * m**3 * h * (v - 50) - 6000 * n**4 * (v + 90) : 1
+dm/dt = (0.32 * 4 / exprel((-50 - v) / 4) * (1 - m) - 0.28 * 5 / exprel((v + 23) / 5) * m) / ms : 1
+dh/dt = (0.128 * exp((-46 - v) / 18) * (1 - h) - 4 / (1 + exp((-23 - v) / 5)) * h) / ms : 1
+dn/dt = (0.032 * 5 / exprel((-48 - v) / 5) * (1 - n) - 0.5 * exp((-53 - v) / 40) * n) / ms : 1
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+I : 1
+""",
+    threshold="v > -20",
+    reset="",
+    method="exponential_euler",
+    refractory_ms=3.0,
+    names_ms={"tau_ex": 5.0, "tau_in": 10.0},
+    initial={"v": "-65"},
+)
+
 CASES = (
     Case(name="lif_delta", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_delta", _LIF), brian2=_leaky("", "")),
     Case(
@@ -139,6 +158,36 @@ CASES = (
         brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
     ),
     Case(name="spike_source"),
+    Case(name="adex_cond_alpha", current_pa=(400.0, 1200.0), nest=Nest("aeif_cond_alpha")),
+    Case(name="gamma_source"),
+    *(Case(name=f"glif_{level}", current_pa=(200.0, 500.0)) for level in range(1, 6)),
+    Case(name="hh_alpha", current_pa=(300.0, 1000.0), nest=Nest("hh_psc_alpha")),
+    Case(name="hh_cond_exp", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub"), brian2=_HODGKIN_HUXLEY),
+    Case(name="hh_cond_exp_fine", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub")),
+    Case(
+        name="lif_alpha_multi",
+        current_pa=_LIF_RANGE,
+        nest=Nest("iaf_psc_alpha_multisynapse", {**_LIF, "tau_syn": [2.0, 2.0]}),
+    ),
+    Case(name="lif_cond_alpha", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_alpha", _COND)),
+    Case(
+        name="lif_cond_beta",
+        current_pa=_LIF_RANGE,
+        nest=Nest(
+            "iaf_cond_beta",
+            {**_COND, "tau_rise_ex": 0.2, "tau_decay_ex": 2.0, "tau_rise_in": 0.5, "tau_decay_in": 8.0},
+        ),
+    ),
+    Case(
+        name="lif_exp_multi",
+        current_pa=_LIF_RANGE,
+        nest=Nest("iaf_psc_exp_multisynapse", {**_LIF, "tau_syn": [2.0, 2.0]}),
+    ),
+    Case(name="lif_nmda", current_pa=(300.0, 900.0)),
+    Case(name="mat2", current_pa=(300.0, 700.0), nest=Nest("mat2_psc_exp")),
+    Case(name="parrot"),
+    Case(name="pp_delta", current_pa=(0.0, 500.0), nest=Nest("pp_psc_delta")),
+    Case(name="qif", current_pa=(50.0, 400.0)),
 )  # fmt: skip
 
 NETWORKS = (
