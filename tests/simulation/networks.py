@@ -25,6 +25,7 @@ from neuraxis.network import (
     Uniform,
     neuron_model,
 )
+from neuraxis.network.arithmetic import random as random_number
 from neuraxis.network.models import (
     adex,
     izhikevich,
@@ -322,6 +323,9 @@ def weights_far_apart(seed: int) -> Network:
     return network
 
 
+KICKS_MV = np.array([0.0, 0.5, -0.25])
+
+
 @neuron_model(
     states={"v_mv": -65.0, "spikes": 0},
     receptors=("input_mv",),
@@ -367,7 +371,7 @@ def continuous(seed: int) -> Network:
 )
 def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
     """Several draws in a step, some of which decide whether it spikes, as the time does."""
-    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal + KICKS_MV[step % 4] * random_number()
     spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
     return spike, 0.0 if spike else v_mv, random + t_ms, uniform
 
@@ -401,9 +405,9 @@ def pausing(v_mv, left, input, uniform, keep, wait, pause, bias_mv, threshold_mv
     return spike, 0.0 if spike else v_mv, longer if spike else max(left - 1, 0)
 
 
-def every_neuron_differs(seed: int) -> Network:
+def every_neuron_differs(seed: int, precision: str = "float32") -> Network:
     """Parameters that are arrays or drawn, in built-in and own models, and a population that has none of them."""
-    network = Network(dt_ms=0.1, seed=seed)
+    network = Network(dt_ms=0.1, seed=seed, precision=precision)
     drawn = lif_exp_two(
         tau_m_ms=LogNormal(2.3, 0.3), v_threshold_mv=Normal(-55.0, 1.0), refractory_ms=Uniform(0.5, 4.0)
     )
@@ -423,6 +427,7 @@ def every_neuron_differs(seed: int) -> Network:
     for population in network.populations:
         network.record(population)
     network.record(cells, "v_mv", every_ms=0.5, subset=[289, 0, 144, 145])
+    network.record(own, "left", every_ms=0.3, subset=[94, 0, 47])
     return network
 
 
@@ -431,6 +436,7 @@ NETWORKS = {
     "weights far apart": Case(weights_far_apart, 700, (3,)),
     "mixed models": Case(mixed_models, 1000, (2, 5)),
     "every neuron differs": Case(every_neuron_differs, 800, (3, 1)),
+    "in float64": Case(lambda seed: every_neuron_differs(seed, "float64"), 800, (2,)),
     "tiny populations": Case(tiny_populations, 1000, (5,)),
     "inputs alone": Case(inputs_alone, 1200, (3,)),
     "every neuron learns": Case(every_neuron_learns, 1000, (1, 3)),

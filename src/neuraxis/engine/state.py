@@ -137,8 +137,7 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
         for name in part.layout.states:
             part.put_state(name, given[name])
         if part.layout.stream is not None:
-            part.put_row(part.layout.stream, np.ascontiguousarray(given[STREAM][:, 0]))
-            part.put_row(part.layout.stream + 1, np.ascontiguousarray(given[STREAM][:, 1]))
+            part.put_streams(np.ascontiguousarray(given[STREAM], np.uint32).T)
         part.spike_counts[:] = given[COUNTS]
     for table in shard.plastic:
         _install_table(table, saved)
@@ -203,7 +202,7 @@ def _export_part(part: NeuronPart) -> Piece:
     arrays: dict[str, Array] = {name: part.state(name) for name in part.layout.states}
     arrays[COUNTS] = part.spike_counts.copy()
     if part.layout.stream is not None:
-        arrays[STREAM] = np.stack([part.row(part.layout.stream), part.row(part.layout.stream + 1)], axis=1)
+        arrays[STREAM] = np.ascontiguousarray(part.streams().T)
     return Piece(part.part.first, part.part.last, arrays)
 
 

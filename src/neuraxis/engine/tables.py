@@ -32,11 +32,13 @@ CONTROL: Final = np.dtype(
         ("done", _ADDRESS),  # int64[workers]: addresses of the last step that each worker published
         ("lags", _ADDRESS),  # int64[workers]: step t needs the spikes of a worker up to step t - lag
         ("flags", _ADDRESS),  # uint8[BLOCK + 8]
+        ("wide", _NUMBER),  # 1: a network in float64: 64-bit blocks, accumulators, constants and samples
+        ("poisson_counts", _ADDRESS),  # int32[BLOCK], zero between uses; of networks in float64
         ("record", _ADDRESS),  # uint64[record room]: step << 32 | id
         ("record_room", _NUMBER),
         ("recorded", _NUMBER),
         ("largest_step_record", _NUMBER),  # most spikes that one step can record
-        ("samples", _ADDRESS),  # float32[sample room]
+        ("samples", _ADDRESS),  # uint32[sample room]: a word, or two, for each sample
         ("sample_room", _NUMBER),
         ("sampled", _NUMBER),
         ("largest_step_sample", _NUMBER),
@@ -64,7 +66,7 @@ CONTROL: Final = np.dtype(
         ("unstable_part", _NUMBER),  # slice of the first such neuron
         ("unstable_neuron", _NUMBER),  # the neuron, within its slice
         ("unstable_state", _NUMBER),  # its first such state
-        ("unstable_bits", _NUMBER),  # bits of the state's float32
+        ("unstable_bits", _NUMBER),  # bits of the state
         ("ring", _ADDRESS),  # float32[output slots, columns]: recent outputs, for continuous connections
         ("output_slots", _NUMBER),  # a power of two above the longest lag; 0: no continuous connections
         ("columns", _NUMBER),
@@ -107,7 +109,7 @@ SLICE: Final = np.dtype(
         ("counts", _ADDRESS),  # int32[n]: spikes of each neuron so far
         ("silent", _NUMBER),  # 1: neurons are not updated and do not spike
         ("ticks", _NUMBER),  # clock ticks in timed steps
-        ("floats", _ADDRESS),  # int64[float count]: rows of float32 states
+        ("floats", _ADDRESS),  # int64[float count]: rows of states that are floats
         ("float_count", _NUMBER),
     ]
 )
@@ -129,8 +131,8 @@ CURRENT: Final = np.dtype(
     [
         ("start", _NUMBER),
         ("stop", _NUMBER),
-        ("bits", _NUMBER),  # float32 bits of an amplitude for all neurons
-        ("values", _ADDRESS),  # float32[n] for amplitudes that differ, else 0
+        ("bits", _NUMBER),  # float32 bits of an amplitude for all neurons; in float64 the address of a float64
+        ("values", _ADDRESS),  # float32[n] (float64[n]) for amplitudes that differ, else 0
     ]
 )
 
@@ -139,6 +141,7 @@ STATIC_TABLE: Final = np.dtype(
     [
         ("index", _ADDRESS),  # uint32
         ("words_address", _ADDRESS),
+        ("weights", _ADDRESS),  # int64[synapses]: in networks in float64 the weights, which the words lack; else 0
         ("wide", _NUMBER),
         ("classes", _NUMBER),
         ("delays", _ADDRESS),  # int64[classes]
@@ -209,6 +212,7 @@ PLASTIC_TABLE: Final = np.dtype(
         ("synapses", _NUMBER),
         ("accumulators", _ADDRESS),  # of the receptor, for the first block of the target slice
         ("accumulator_stride", _NUMBER),  # accumulators between consecutive blocks
+        ("wide_sums", _NUMBER),  # 1: accumulators are int64
         ("parameters", _ADDRESS),  # float32
         ("last", _ADDRESS),  # int32[segments]: step of the last source spike that arrived
         ("applied", _ADDRESS),  # int32[segments]: target spikes up to this step have been applied
@@ -308,6 +312,7 @@ CHECK_FACTOR: Final = 0x9E3779B1
 
 # A float32 is infinite or NaN if its bits without the sign are at least this.
 NOT_FINITE: Final = 0x7F800000
+NOT_FINITE_64: Final = 0x7FF0000000000000
 
 # The time of each part of a step is measured in one of this many steps.
 TIMED_EVERY: Final = 32

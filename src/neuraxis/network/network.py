@@ -20,7 +20,16 @@ from neuraxis.arguments import label, near, number, one_of, positive, set_fields
 from neuraxis.errors import InvalidArgument, InvalidType, NetworkInUse
 from neuraxis.network.devices import CurrentInput, PoissonInput, Probe, SpikeInput
 from neuraxis.network.distributions import Constant, Values
-from neuraxis.network.fixed_point import Contribution, Scales, check_range, choose_scales, poisson_count_bound
+from neuraxis.network.fixed_point import (
+    SUMS,
+    WIDE_SUMS,
+    Contribution,
+    FixedPoint,
+    Scales,
+    check_range,
+    choose_scales,
+    poisson_count_bound,
+)
 from neuraxis.network.grid import (
     array_on_grid,
     array_to_steps,
@@ -50,6 +59,7 @@ __all__ = ["LARGEST_STEP", "Accumulator", "Network", "brief", "describe", "descr
 LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_STEP = 2**31 - 2
+PRECISIONS = ("float32", "float64")
 LARGEST_ACCUMULATORS = 63  # per neuron; limited by the layout of the synapse tables
 
 # For larger means exp(-mean) is below the range of the engine's random numbers.
@@ -73,6 +83,9 @@ class Network:
         Time step in ms.
     seed : int
         Seed of all random numbers, from 0 to 2**64 - 1. The same network with the same seed gives the same spikes.
+    precision : {"float32", "float64"}
+        Precision of states and of the arithmetic of models. "float64" is for validation: it runs on CPUs, several times
+        slower. See the how-to guide on validation in float64.
 
     Examples
     --------
@@ -89,9 +102,10 @@ class Network:
 
     _checks_finite = True
 
-    def __init__(self, dt_ms: float = 0.1, seed: int = 0) -> None:
+    def __init__(self, dt_ms: float = 0.1, seed: int = 0, precision: str = "float32") -> None:
         self._dt_ms = positive(dt_ms, "dt_ms")
         self._seed = whole(seed, "seed", 0, LARGEST_SEED)
+        self._precision = one_of(precision, "precision", PRECISIONS)
         self._populations: dict[str, Population] = {}
         self._projections: dict[str, Projection] = {}
         self._rate_projections: dict[str, RateProjection] = {}
@@ -191,7 +205,15 @@ class Network:
         if name in self._populations:
             raise InvalidArgument(f"name={name!r}: a population of this name exists already")
         population = make_population(
-            name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms, self._seed
+            name,
+            n,
+            model,
+            initial,
+            len(self._populations),
+            self.neuron_count,
+            self._dt_ms,
+            self._seed,
+            self._precision,
         )
         for argument, signal in model.signals.items():
             if isinstance(signal, str):
@@ -306,7 +328,8 @@ class Network:
         Raises
         ------
         InvalidArgument
-            The source has no output, the target no such input, or the rule, the weights or the delays are not possible.
+            The source has no output, the target no such input, or the rule, the weights or the delays are not possible;
+            or the network is in float64.
         NetworkInUse
             A simulation of this network is open.
 
@@ -321,6 +344,11 @@ class Network:
         'leader->follower'
         """
         self._check_changeable("connect_rates")
+        if self.is_wide:
+            raise InvalidArgument(
+                'connect_rates: continuous connections transmit float32 and do not run with precision="float64". Use '
+                'Network(precision="float32").'
+            )
         source, target = self._known(pre, "pre"), self._known(post, "post")
         chosen_name = self._projection_name(name, source, target)
         projection = make_rate_projection(
@@ -586,6 +614,16 @@ class Network:
         return self._dt_ms
 
     @property
+    def precision(self) -> str:
+        """Precision of states and of the arithmetic of models: "float32" or "float64"."""
+        return self._precision
+
+    @property
+    def is_wide(self) -> bool:
+        """True if states and arithmetic are float64, and weights are summed in 64-bit integers."""
+        return self._precision == "float64"
+
+    @property
     def seed(self) -> int:
         """Seed of all random numbers."""
         return self._seed
@@ -689,7 +727,17 @@ class Network:
         return place, scales.exponents[number]
 
     def _scales(self, population: Population, receptor: str) -> Scales:
-        return choose_scales([one for _, one in self._contributions.get((population.index, receptor), ())])
+        given = self._contributions.get((population.index, receptor), ())
+        return choose_scales([one for _, one in given], self._sums)
+
+    @property
+    def _sums(self) -> FixedPoint:
+        return WIDE_SUMS if self.is_wide else SUMS
+
+    @property
+    def sum_limit(self) -> int:
+        """The integers in which weights are summed are below this."""
+        return self._sums.limit
 
     def __str__(self) -> str:
         return describe(self)
@@ -781,8 +829,8 @@ class Network:
             return
         key = (population.index, receptor)
         contributions = [*self._contributions.get(key, ()), (of, contribution)]
-        check_range(population.name, receptor, [one for _, one in contributions])
-        needed = len(choose_scales([one for _, one in contributions]).exponents) + sum(
+        check_range(population.name, receptor, [one for _, one in contributions], self._sums)
+        needed = len(choose_scales([one for _, one in contributions], self._sums).exponents) + sum(
             len(self._scales(population, one).exponents) for one in population.model.receptors if one != receptor
         )
         if needed > LARGEST_ACCUMULATORS:
@@ -846,7 +894,7 @@ def _summary(network: Network) -> str:
     return (
         f"Network: {_count(network.neuron_count, 'neuron')} in {_count(len(network.populations), 'population')}, "
         f"about {_count(round(synapses), 'synapse')} in {_count(len(projections), 'projection')}; "
-        f"dt {network.dt_ms:g} ms, seed {network.seed}"
+        f"dt {network.dt_ms:g} ms, seed {network.seed}{', float64' if network.is_wide else ''}"
     )
 
 

@@ -37,8 +37,10 @@ import numpy as np
 
 from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arithmetic import stored_as
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
+from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit, value_text
@@ -87,6 +89,8 @@ class NeuronModel:
         Constants for one step of `dt_ms`, equal for all neurons; set once the model belongs to a network.
     rows : mapping of str to Row
         Arguments of the function that differ between neurons; set once the model belongs to a network.
+    precision : {"float32", "float64"}
+        Precision of states and arithmetic; that of the network once the model belongs to one.
     dt_ms : float, optional
         Step in ms that `constants` were computed for.
     constants_for : callable, optional
@@ -129,6 +133,7 @@ class NeuronModel:
     output: str | None = None
     definition: ast.FunctionDef | None = field(default=None, compare=False)
     rows: Mapping[str, Row] = field(default_factory=dict)
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("states", "globals_used", "signals", "constants", "meanings", "rows"):
@@ -190,6 +195,15 @@ class NeuronModel:
         return replace(self, parameters=self.parameters.changed(parameters), signals=signals)
 
     @property
+    def is_wide(self) -> bool:
+        """True if states and arithmetic are float64."""
+        return self.precision == "float64"
+
+    def dtype_of(self, state: str) -> type[np.float32] | type[np.float64] | type[np.int32]:
+        """Return the type in which a state is read and recorded."""
+        return np.int32 if isinstance(self.states[state], int) else np.float64 if self.is_wide else np.float32
+
+    @property
     def whole_parameters(self) -> frozenset[str]:
         """Names of the parameters that are ints."""
         assert isinstance(self.parameters, ParameterTable)
@@ -210,7 +224,8 @@ class NeuronModel:
         """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
         `random` or `uniform`.
         """
-        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+        found = {one: one if one in DRAWS else drawn_kind(one) for one in self.arguments}
+        return {one: kind for one, kind in found.items() if kind is not None and self.takes(one)}
 
     def takes(self, argument: str) -> bool:
         """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
@@ -247,13 +262,20 @@ class NeuronModel:
             )
         return found
 
-    def for_population(self, what: str, n: int, dt_ms: float, seed: int, index: int) -> NeuronModel:
+    def for_population(
+        self, what: str, n: int, dt_ms: float, seed: int, index: int, precision: str = "float32"
+    ) -> NeuronModel:
         """Return the model with its constants computed for steps of `dt_ms` and n neurons.
 
         Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled. `what`
         names the population in errors; its `index` and the `seed` of the network determine what is drawn.
         """
         if self.constants is not None:  # of another population
+            if precision != self.precision:
+                raise InvalidArgument(
+                    f"{what}: {self.name}: this model belongs to a network in {self.precision}, not {precision}. Pass "
+                    "the model that was passed to that network."
+                )
             for name, row in self.rows.items():
                 if len(row.array) != n:
                     raise InvalidArgument(
@@ -264,13 +286,14 @@ class NeuronModel:
         used = values_in_use(self.parameters, self.whole_parameters, n, seed, index, what)
         shown = {name: Values(one) if isinstance(one, np.ndarray) else one for name, one in used.items()}
         assert isinstance(self.parameters, ParameterTable)
-        same = replace(self, parameters=self.parameters.changed(shown)) if shown != self.parameters else self
-        if not any(isinstance(one, np.ndarray) for one in used.values()):
-            return same.for_step(dt_ms)
-        values: dict[str, Any] = {**used, "dt_ms": dt_ms}
-        if self.constants_for is not None:
-            values.update(constants_of(self.constants_for, used, dt_ms, what))
-        constants, rows = as_rows(self._wanted(values), what)
+        same = replace(self, parameters=self.parameters.changed(shown), precision=precision)
+        with stored_as(precision):
+            if not any(isinstance(one, np.ndarray) for one in used.values()):
+                return same.for_step(dt_ms)
+            values: dict[str, Any] = {**used, "dt_ms": dt_ms}
+            if self.constants_for is not None:
+                values.update(constants_of(self.constants_for, used, dt_ms, what))
+        constants, rows = as_rows(self._wanted(values), what, same.is_wide)
         constants = {name: _as_number(f"{self.name}: constant {name}", one) for name, one in constants.items()}
         made = replace(same, constants=constants, constants_for=None, dt_ms=dt_ms, rows=rows)
         lower_model(made, constants)
@@ -459,7 +482,7 @@ def _made(
     if output is not None and not isinstance(states.get(output), float):
         floats = [one for one, value in states.items() if isinstance(value, float)]
         raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
-    tree = inline_functions(function)
+    tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (
         ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals)
@@ -611,7 +634,7 @@ def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number
 def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:
     """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS
+    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS | {"len"}
     used: dict[str, Number] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id in own or node.id in used:

@@ -310,7 +310,7 @@ def saved_note(found: SavedFolder) -> dict[str, Any]:
 
 def describe_network(network: Network) -> dict[str, Any]:
     """Return what identifies a network: a readable part and a `digest` of everything except probes."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"float64" if network.is_wide else b"")
     for population in network.populations:
         model = population.model
         constants = sorted(model.values(network.dt_ms).items())

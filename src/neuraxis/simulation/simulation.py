@@ -332,7 +332,8 @@ class Simulation:
             One value for all neurons, or one per neuron.
         """
         known = self._population_with(population, name)
-        whole = isinstance(known.model.states[name], int)
+        kind = known.model.dtype_of(name)
+        whole = kind == np.int32
         array = np.asarray(values)
         if array.dtype.kind not in "iuf" or (whole and array.dtype.kind == "f"):
             raise InvalidType(f"values: expected {'whole numbers' if whole else 'numbers'}, not {array.dtype}")
@@ -344,7 +345,7 @@ class Simulation:
             raise InvalidArgument("values: expected finite numbers")
         if array.size and max(-float(array.min()), float(array.max())) > (LARGEST_INT32 if whole else LARGEST_FLOAT32):
             raise InvalidArgument(f"values: beyond what {'int32' if whole else 'float32'} holds")
-        filled = np.broadcast_to(array.astype(np.int32 if whole else np.float32), (known.n,))
+        filled = np.broadcast_to(array.astype(kind), (known.n,))
         self._do("write_state", known.index, name, np.ascontiguousarray(filled))
 
     def silence(self, *populations: Population | str) -> None:
@@ -763,7 +764,10 @@ class Simulation:
         for population in self.network.populations if self.network.checks_finite else ():
             floats = [i for i, one in enumerate(population.model.states.values()) if isinstance(one, float)]
             names = list(population.model.states)
-            values = np.array([self._do("read_state", population.index, names[i]) for i in floats], np.float32)
+            values = np.array(
+                [self._do("read_state", population.index, names[i]) for i in floats],
+                np.float64 if self.network.is_wide else np.float32,
+            )
             bad = np.argwhere(~np.isfinite(values.T))
             if len(bad):
                 neuron, row = (int(one) for one in bad[0])

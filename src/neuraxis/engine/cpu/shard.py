@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class Shard:
         self._calendars: list[NDArray[np.uint64]] = []
         # Arrays that the rows of Poisson inputs, currents and slices point to.
         self._poisson_tables: list[NDArray[np.generic]] = []
-        self._pulse_values: list[NDArray[np.float32] | None] = []
+        self._pulse_values: list[Any] = []  # NDArray or None
         self._masks: list[NDArray[np.uint8]] = []
         self._due = np.zeros((0, 0), np.int64)
         self.parts = make_parts(network, self.slices)
@@ -91,7 +92,7 @@ class Shard:
         size = max(
             (p.accumulators.first + p.accumulators.blocks * p.accumulators.stride for p in self.parts), default=1
         )
-        self.accumulators = np.zeros(size, np.int32)
+        self.accumulators: NDArray[Any] = np.zeros(size, np.int64 if network.is_wide else np.int32)
         self.static = self._make_static(progress)
         self.plastic_held = self._make_plastic(progress)  # for readers that need no single synapse
         self.plastic = self.plastic_held
@@ -220,7 +221,10 @@ class Shard:
         if not step:
             return []
         part = self.held[place].part
-        value = float(np.array(bits, np.uint32).view(np.float32))
+        if self.network.is_wide:
+            value = float(np.array(bits, np.int64).view(np.float64))
+        else:
+            value = float(np.array(bits, np.uint32).view(np.float32))
         return [step, part.population, part.first + neuron, state, value]
 
     @property
@@ -346,6 +350,7 @@ class Shard:
         self._history_ids = np.zeros((slots, neurons), np.int32)
         self._history_first = np.concatenate(([0], np.cumsum(held)[:-1])).astype(np.int64)
         self._flags = np.zeros(BLOCK + 8, np.uint8)
+        self._poisson_counts = np.zeros(BLOCK, np.int32)
         self._spikes = np.zeros(populations, np.int64)
 
         self.slice_rows = np.zeros(len(self.parts), w.SLICE)
@@ -364,7 +369,8 @@ class Shard:
             row["wide"] = static.wide
             row["classes"] = len(static.delays)
             row["delays"] = static.delays.ctypes.data
-            row["accumulators"] = self.accumulators.ctypes.data + 4 * static.first_accumulator
+            row["accumulators"] = self.accumulators.ctypes.data + self.accumulators.itemsize * static.first_accumulator
+            row["weights"] = static.weights.ctypes.data if network.is_wide else 0
             row["first_rows"] = static.first_rows.ctypes.data
             row["shifts"] = static.shifts.ctypes.data
         self._due = np.zeros((len(self.static), slots), np.int64)
@@ -387,6 +393,7 @@ class Shard:
         control["neurons"] = neurons
         control["buffer_slots"] = self.spike_buffers.slots
         control["checks"] = network.checks_finite
+        control["wide"] = network.is_wide
         control["rhythm_count"], control["binding_count"] = len(network.rhythms), len(self._bindings)
         control["record_room"], control["largest_step_record"] = len(self._record), recorded
         control["sample_room"], control["largest_step_sample"] = len(self._samples), sampled
@@ -404,6 +411,7 @@ class Shard:
             ("cosines", cosine_table()),
             ("bindings", self._bindings),
             ("flags", self._flags),
+            ("poisson_counts", self._poisson_counts),
             ("record", self._record),
             ("samples", self._samples),
             ("spikes", self._spikes),
@@ -438,7 +446,7 @@ class Shard:
         places |= {one.name: modulators + one.index for one in network.rhythms}
         self._bindings = np.array(
             [
-                [part.constants.ctypes.data + 4 * word, places[signal]]
+                [part.constants.ctypes.data + part.constants.itemsize * word, places[signal]]
                 for part in self.parts
                 for word, signal in part.signal_places().items()
             ],
@@ -459,19 +467,19 @@ class Shard:
         layout, first, last = part.layout, part.part.first, part.part.last
         row["update"] = self._kernel_of(part)
         row["blocks"] = part.blocks.ctypes.data
-        row["block_bytes"] = part.blocks.shape[1] * BLOCK * 4
+        row["block_bytes"] = part.blocks.shape[1] * layout.row_bytes
         row["n"] = part.part.n
-        row["accumulators"] = self.accumulators.ctypes.data + 4 * part.accumulators.first
-        row["accumulator_bytes"] = 4 * part.accumulators.stride
+        row["accumulators"] = self.accumulators.ctypes.data + self.accumulators.itemsize * part.accumulators.first
+        row["accumulator_bytes"] = self.accumulators.itemsize * part.accumulators.stride
         row["first_id"] = population.first_id + first
         row["population"] = population.index
         row["constants"] = part.constants.ctypes.data
-        row["stream_bytes"] = (layout.stream or 0) * BLOCK * 4
+        row["stream_bytes"] = (layout.stream or 0) * layout.row_bytes
         row["counts"] = part.spike_counts.ctypes.data
         floats = np.flatnonzero(~np.array(layout.is_integer, bool)).astype(np.int64)
         self._keep.append(floats)
         row["floats"], row["float_count"] = floats.ctypes.data, len(floats)
-        row["current_row"] = -1 if layout.current is None else layout.current * BLOCK * 4
+        row["current_row"] = -1 if layout.current is None else layout.current * layout.row_bytes
 
         row["poisson_first"] = len(poissons)
         for given in network.poisson_inputs:
@@ -482,7 +490,7 @@ class Shard:
                 self._poisson_tables.append(table)
                 start, stop = _interval(given.start_ms, given.stop_ms, dt_ms)
                 weight = int(np.rint(given.weight / 2.0**exponent))
-                row_bytes = place * BLOCK * 4
+                row_bytes = place * BLOCK * self.accumulators.itemsize
                 poissons.append((self._poisson_kernel(table), table.ctypes.data, weight, row_bytes, start, stop))
         row["poisson_end"] = len(poissons)
 
@@ -491,9 +499,12 @@ class Shard:
             if current.population.index == population.index:
                 start, stop = _interval(current.start_ms, current.stop_ms, dt_ms)
                 if isinstance(current.amplitude_pa, np.ndarray):
-                    values = np.ascontiguousarray(current.amplitude_pa[first:last], np.float32)
+                    values = np.ascontiguousarray(current.amplitude_pa[first:last], part.blocks.dtype)
                     self._pulse_values.append(values)
                     pulses.append((start, stop, 0, values.ctypes.data))
+                elif network.is_wide:
+                    self._pulse_values.append(np.array([current.amplitude_pa]))
+                    pulses.append((start, stop, self._pulse_values[-1].ctypes.data, 0))
                 else:
                     self._pulse_values.append(None)
                     pulses.append((start, stop, _bits(current.amplitude_pa), 0))
@@ -531,12 +542,12 @@ class Shard:
         rows, sampled = [], 0
         for probe, part, _, ids in self.sampled_parts():
             self._keep.append(ids)
-            sampled += len(ids)
+            sampled += len(ids) * (2 if self.network.is_wide else 1)
             every = to_steps(probe.every_ms or 0.0, self.network.dt_ms, "every_ms")
             rows.append(
                 (
                     part.blocks.ctypes.data,
-                    part.blocks.shape[1] * BLOCK * 4,
+                    part.blocks.shape[1] * part.layout.row_bytes,
                     part.layout.states.index(probe.what),
                     every,
                     ids.ctypes.data,
@@ -568,7 +579,7 @@ class Shard:
         self.control["step"] = step
         self._merge_inputs()
         for row in self.slice_rows:
-            _set_currents(row, self.pulse_rows, step + 1)
+            _set_currents(row, self.pulse_rows, step + 1, self.network.is_wide)
 
     def jump(self, step: int) -> None:
         """Continue after `step` with unchanged neurons, as if none had spiked in the skipped steps."""
@@ -639,7 +650,8 @@ class Shard:
             if row["silent"] and part.part.population not in silent:
                 size = part.accumulators.blocks * part.accumulators.stride
                 self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
-                _set_currents(row, self.pulse_rows, self.step + 1)  # a current may have started or stopped meanwhile
+                # A current may have started or stopped meanwhile.
+                _set_currents(row, self.pulse_rows, self.step + 1, self.network.is_wide)
             row["silent"] = part.part.population in silent
         self.silent = frozenset(silent)
 
@@ -665,5 +677,5 @@ def _bits(value: float) -> int:
 
 
 @compiled
-def _set_currents(part: np.void, pulses: NDArray[np.void], t: int) -> None:
-    set_currents(part, pulses, t)
+def _set_currents(part: np.void, pulses: NDArray[np.void], t: int, wide: bool) -> None:
+    set_currents(part, pulses, t, wide)

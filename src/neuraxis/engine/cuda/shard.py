@@ -70,6 +70,11 @@ class CudaShard(Shard):
         *,
         device: Device,
     ) -> None:
+        if network.is_wide:
+            raise InvalidArgument(
+                f'precision="float64" runs on CPUs only: the kernels of {device.name} compute in float32. Use '
+                'device="cpu", or Network(precision="float32").'
+            )
         _refuse_rates(network, device)
         self._device = device
         # Which side is up to date; both are after the host's arrays were read.
