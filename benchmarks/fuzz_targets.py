@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -671,6 +672,44 @@ def brain_files(folder: Path) -> Prepared:
         return read_spec(path)
 
     return Prepared(corpus, read, (SpecError,))
+
+
+@target("models from text", share=20, process="files")
+def models_from_text(folder: Path) -> Prepared:
+    from neuraxis.errors import InvalidArgument, InvalidType
+    from neuraxis.network import neuron_model_from_source
+
+    model = b"""from neuraxis.network.arithmetic import exp
+SCALE = 0.5
+STEPS = 2 ** 3
+TABLE = -2.5
+
+def rate(v, slope=-(1 + 2) / 2):
+    return exp(v * slope) + TABLE if v < 3 and not v == SCALE else max(v, 1.0)
+
+def stepped(v_mv, n, leak, current_pa):
+    v_mv = v_mv * leak + rate(v_mv) + current_pa * SCALE
+    for k in range(STEPS):
+        v_mv += 0.25 ** k
+    fired = v_mv > 5.0
+    return fired, 0.0 if fired else v_mv, n + 1
+"""
+    constant = b"exp(-dt_ms / tau_ms) ** 2 if tau_ms > 0 else min(1, tau_ms // 3)"
+
+    warnings.simplefilter("ignore", SyntaxWarning)  # of Python's parser
+
+    def read(data: bytes) -> object:
+        text, _, expression = data.decode("utf-8", "replace").partition("\0")
+        try:
+            return neuron_model_from_source(
+                text, states={"v_mv": 0.25, "n": 0}, parameters={"tau_ms": 5.0}, constants={"leak": expression}
+            ).constants_for({"tau_ms": 5.0}, 0.1)
+        except InvalidArgument as error:
+            if "nested too deeply" in str(error):
+                error.__context__ = None  # Python's parser raises MemoryError for it, and has not used up any
+            raise
+
+    return Prepared([model + b"\0" + constant], read, (InvalidArgument, InvalidType))
 
 
 @target("stimulus files", share=20, process="files")

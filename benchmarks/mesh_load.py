@@ -70,10 +70,10 @@ def measure_load(
             stack.callback(processes[-1].kill)
         for word in ("open", "ready", "done"):  # all have come this far before any goes on
             for process in processes:
-                assert process.said(START_S + seconds) == word
+                assert process.receive(START_S + seconds) == word
             for process in processes:
-                process.tell()
-        found = [process.said(START_S) for process in processes]
+                process.proceed()
+        found = [process.receive(START_S) for process in processes]
     times_ms = np.concatenate([np.frombuffer(bytes.fromhex(one["times_us"]), np.float32) for one in found]) * 1e-3
     late_ms = np.concatenate([np.frombuffer(bytes.fromhex(one["late_us"]), np.float32) for one in found]) * 1e-3
     sent = sum(one["sent"] * (nodes - 1 if hears == "all" else 1) for one in found)
@@ -93,7 +93,7 @@ def main(
     rate_hz: Annotated[float, Parameter(help="Messages a second, of each.")] = 1000.0,
     size: Annotated[int, Parameter(help="Bytes of a message.")] = 10_000,
     seconds: Annotated[float, Parameter(help="How long.")] = 10.0,
-    hears: Annotated[Hears, Parameter(help="Whom each node hears.")] = "next",
+    hears: Annotated[Hears, Parameter(help="Nodes that each node subscribes to.")] = "next",
     raw: Annotated[bool, Parameter(negative=(), help="Measure Zenoh without neuraxis as well.")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")] = False,
 ) -> None:
@@ -122,20 +122,20 @@ class _Process:
             [sys.executable, __file__, "--node", options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def said(self, limit_s: float) -> Any:
+    def receive(self, limit_s: float) -> Any:
         assert self._popen.stdout is not None
         deadline = time.monotonic() + limit_s
-        while not self._rest.endswith(b"\n"):  # it says nothing more before it is told to go on
+        while not self._rest.endswith(b"\n"):  # it sends nothing more until it gets the signal to continue
             left = max(0.0, deadline - time.monotonic())
             ready, _, _ = select.select([self._popen.stdout], [], [], left)
             piece = os.read(self._popen.stdout.fileno(), 2**20) if ready else b""
             if not piece:
-                raise RuntimeError("a node says nothing, or has ended")
+                raise RuntimeError("a node sent nothing in time, or has ended")
             self._rest += piece
         line, self._rest = self._rest, b""
         return json.loads(line)
 
-    def tell(self) -> None:
+    def proceed(self) -> None:
         assert self._popen.stdin is not None
         self._popen.stdin.write(b"\n")
         self._popen.stdin.flush()

@@ -59,13 +59,13 @@ class Process:
         self.usage = psutil.Process(self._popen.pid)
         self.samples: list[Sample] = []
 
-    def said(self, limit_s: float = LIMIT_S) -> Any:
+    def receive(self, limit_s: float = LIMIT_S) -> Any:
         assert self._popen.stdout is not None
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._rest:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._popen.stdout], [], [], left)[0]:
-                raise RuntimeError(f"{self.name} says nothing")
+                raise RuntimeError(f"{self.name} sent nothing in time")
             piece = os.read(self._popen.stdout.fileno(), 65536)
             if not piece:
                 raise RuntimeError(f"{self.name} has ended, with {self._popen.wait()}")
@@ -77,7 +77,7 @@ class Process:
         assert self._popen.stdin is not None
         self._popen.stdin.write(f"{word}\n".encode())
         self._popen.stdin.flush()
-        return self.said()
+        return self.receive()
 
     def kill(self) -> None:
         self._popen.kill()
@@ -97,15 +97,15 @@ class Nodes:
         self.kills = 0
         self.victims: list[Path] = []
         self.victim = self._start("speak", VICTIM, self._next_life())
-        self.victim.said()
+        self.victim.receive()
         self.hearers = {name: self._start("hear", name) for name in HEARERS}
         for one in self.hearers.values():
-            one.said()
+            one.receive()
         self.speakers = {name: self._start("speak", name, folder / name) for name in SPEAKERS}
         for one in self.speakers.values():
-            one.said()
+            one.receive()
         for one in (self.victim, *self.speakers.values()):
-            one.said()
+            one.receive()
 
     @property
     def survivors(self) -> list[Process]:
@@ -117,8 +117,8 @@ class Nodes:
 
     def return_victim(self) -> None:
         self.victim = self._start("speak", VICTIM, self._next_life())
-        self.victim.said()
-        self.victim.said()
+        self.victim.receive()
+        self.victim.receive()
 
     def finish(self) -> None:
         """Stop all, and publish a few more messages until all subscribers have received the last ones or time out."""
@@ -284,7 +284,7 @@ def soak(seconds: float, every_s: float) -> dict[str, Any]:
                 nodes.return_victim()
         nodes.finish()
         accounts = nodes.accounts()
-        ran = brain.said(3 * LIMIT_S)
+        ran = brain.receive(3 * LIMIT_S)
         survived = {one.name: one.samples for one in nodes.survivors}
         survived |= {f"brain: {name}": samples for name, samples in ran.pop("resources").items()}
         kills = nodes.kills

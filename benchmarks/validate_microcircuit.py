@@ -111,11 +111,11 @@ def print_table(ours: list[Run], theirs: list[Run]) -> None:
         key = (name, measure)
         within = [ks_distance(a[key], b[key]) for a, b in itertools.combinations(theirs, 2)]
         across = [ks_distance(a[key], b[key]) for a in ours for b in theirs]
-        verdict = "no further" if np.median(across) <= max(within) else "FURTHER"
+        result = "no further" if np.median(across) <= max(within) else "FURTHER"
         print(
             f"| {name} | {measure} | {np.nanmean([np.nanmean(r[key]) for r in theirs]):.4g} "
             f"| {np.nanmean([np.nanmean(r[key]) for r in ours]):.4g} "
-            f"| {np.median(within):.4f} ({max(within):.4f}) | {np.median(across):.4f} ({max(across):.4f}) | {verdict} |"
+            f"| {np.median(within):.4f} ({max(within):.4f}) | {np.median(across):.4f} ({max(across):.4f}) | {result} |"
         )
 
 

@@ -24,7 +24,7 @@ def create_optimizer(model):
 # Initialize distributed training
 dist_ctx = init_distributed(
     backend="auto",  # instead of "nccl": that where each rank has a GPU, else shared memory or gloo
-    # instead of init_method, world_size and rank: the launcher has said them
+    # instead of init_method, world_size and rank: the launcher sets them
 )
 inputs = torch.randn(808, 8, generator=torch.Generator().manual_seed(0))
 sums = inputs.sum(1, keepdim=True)

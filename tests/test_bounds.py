@@ -98,9 +98,9 @@ def test_an_unreadable_last_message_has_an_unknown_reason() -> None:
     room[-1] = 1
     room[1] = 3
     room[2:5] = 0xFF
-    said = LastMessage.unpacked(room)
-    assert said is not None
-    assert (said.rank, said.failed) == (-1, True)
+    message = LastMessage.unpacked(room)
+    assert message is not None
+    assert (message.rank, message.failed) == (-1, True)
 
 
 def test_a_handle_that_is_no_text() -> None:

@@ -102,7 +102,7 @@ def test_every_hostile_key_reaches_a_real_receiver(
 
 
 def test_hostile_frames_are_partly_well_formed(frames: dict[str, list[hostile.Hostile]]) -> None:
-    """What is noise from its first byte tests only the first check of a receiver."""
+    """Noise from the first byte on would test only the first check of a receiver."""
 
     def share(read: list[bool]) -> float:
         return sum(read) / len(read)

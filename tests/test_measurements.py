@@ -26,6 +26,13 @@ def test_every_file_says_when_where_and_how_it_was_measured(path: Path) -> None:
     assert "/work" not in path.read_text()
 
 
+def test_the_readme_has_the_figures_of_the_files() -> None:
+    text = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
+    cores = Measured(FOLDER / "brain-16-cores-scaling.json").cell("microcircuit", "16", "s for 1 s")
+    gpu = Measured(FOLDER / "gpu-h200.json").cell("micro", "poisson, nothing recorded", "real-time factor")
+    assert f"takes {cores} s on 16 cores and {float(gpu):.3f} s on one H200" in text
+
+
 def test_there_are_files() -> None:
     assert len(list(FOLDER.glob("*.json"))) >= 5
 

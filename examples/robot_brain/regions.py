@@ -1,8 +1,8 @@
 """The regions of the robot's brain: seeing, understanding, deciding and moving.
 
 Each gets what others sent and answers with data of its own, in one process as on the mesh. There it also has a node,
-through which it can be asked (prompts), see who is here (where to send an order) and agree with others (before the arm
-moves). Without one it takes everybody for present, and decides alone.
+through which it can be asked (prompts), see which nodes are present (where to send an order) and agree with others
+(before the arm moves). Without one it takes all regions for present, and decides alone.
 
 Between processes a message may get lost or come late. So what must arrive is repeated: a region sends the last commands
 that it has given with every tick, each with a number, and the receiver obeys a number once. On the mesh orders are also
@@ -106,7 +106,7 @@ class Vision(OnMesh):
 class Language(OnMesh):
     """Understand commands, and speak. It answers requests that no other region does.
 
-    Sends {features: [...], replies: [...], heard}: what the last commands mean, each with a number; what it said last;
+    Sends {features: [...], replies: [...], heard}: what the last commands mean, each with a number; its last reply;
     and the id of the last command, by which a microphone knows that it need not repeat it.
     """
 
@@ -136,12 +136,12 @@ class Language(OnMesh):
         for event in events:
             if event.source != "sensor/voice" or event.data is None:
                 continue
-            said = event.data if isinstance(event.data, dict) else {"text": str(event.data)}
-            if said.get("id", "") and said["id"] == self.heard:
+            command = event.data if isinstance(event.data, dict) else {"text": str(event.data)}
+            if command.get("id", "") and command["id"] == self.heard:
                 continue
             # Numbers are taken from the clock, so that they keep increasing after a restart of this region.
-            self.heard, self.number = said.get("id", ""), max(self.number + 1, int(now))
-            self.features = [*self.features, {**parse(said["text"]), "number": self.number}][-self.REPEATED :]
+            self.heard, self.number = command.get("id", ""), max(self.number + 1, int(now))
+            self.features = [*self.features, {**parse(command["text"]), "number": self.number}][-self.REPEATED :]
             news = True
         return news
 
@@ -250,7 +250,7 @@ class Prefrontal(OnMesh):
     def feel(self, now: float, sensor: str, celsius: float) -> list[dict[str, Any]]:
         """Return the orders that follow from a measurement: a new sensor is announced, and heat stops the arm.
 
-        The order ends the present movement; that the arm must not move is said as long as it is hot.
+        The order ends the present movement; it is repeated as long as the arm is hot.
         """
         orders = []
         cool = not self._hot()

@@ -2,7 +2,7 @@
 
     python examples/robot_brain/sensor_thermal.py --celsius 24
 
-The pathway from "sensor/**" in robot.toml admits it. It publishes {celsius} at 20 Hz until it is told to end: each
+The pathway from "sensor/**" in robot.toml admits it. It publishes {celsius} at 20 Hz until it is stopped: each
 message says all there is to know, so one that gets lost does no harm.
 """
 

@@ -2,7 +2,7 @@
 
     python examples/robot_brain/tour.py [--json] [--picture robot-tour.svg]
 
-The robot is told what to do; vision is killed and comes back; a sensor is added; the decision maker is stopped while
+The robot gets commands; vision is killed and comes back; a sensor is added; the decision maker is stopped while
 the arm moves; controllers of the arm die. What happened is printed with its time, and drawn: which node was alive when,
 what was lost, what the robot did. The exit status is 0 if all of it happened, else 1.
 """
@@ -32,7 +32,7 @@ from neuraxis.mesh import Message, Node
 HERE = Path(__file__).resolve().parent
 BRAIN = HERE / "robot.toml"
 START_S, STEP_S, END_S = 90.0, 15.0, 20.0
-AGAIN_S = 3.0  # a command after which nothing happened is said again
+AGAIN_S = 3.0  # a command without effect is repeated
 REPEAT_S = 0.1  # a microphone repeats a command until it is understood
 NEAR_M = 0.03
 
@@ -176,12 +176,12 @@ class Tour:
         return found
 
     def command(self, text: str, key: str, wanted: Callable[[Any], Any]) -> tuple[float, dict[str, Any], float, Any]:
-        """Say something, and wait for what is to follow: when it was said, the order, and when and what followed."""
+        """Send a command, wait for its effect; return the time of sending, the order, the time of the effect, data."""
         reason: DidNotHappen | None = None
         for _ in range(4):
             if reason is not None:
-                self.tell(f'"{text}" is said again; it did not come to this: {reason}')
-            said, before = self.now(), self.last_order()
+                self.tell(f'"{text}" is repeated; this did not happen: {reason}')
+            sent, before = self.now(), self.last_order()
             self.timeline.command(text)
             self.say(text)
             try:
@@ -189,14 +189,14 @@ class Tour:
                     "pfc/control",
                     lambda data, before=before: _order(data, text, before),
                     f"{text!r} is decided on",
-                    said,
+                    sent,
                     AGAIN_S,
                 )
                 done = self.wait(key, lambda data, order=order: wanted(data, order), f"{text!r} is done", at, AGAIN_S)
-                return said, order, *done
+                return sent, order, *done
             except DidNotHappen as error:
                 reason = error
-        raise DidNotHappen(f"said four times: {reason}")
+        raise DidNotHappen(f"sent four times: {reason}")
 
     def say(self, text: str) -> None:
         """Send a command, and repeat it until lang acknowledges it: a single message may get lost."""
@@ -240,7 +240,7 @@ class Tour:
             done = data["order"] == order["id"] and not (data["moving"] or data["refused"] or data["stopped"])
             return data if done else None
 
-        said, order, at, data = self.command(text, self.motor_key, arrived)
+        sent, order, at, data = self.command(text, self.motor_key, arrived)
         votes = data["votes"]
         off = max(abs(a - b) for a, b in zip(data["hand"], order["target"], strict=True))
         if (
@@ -252,17 +252,17 @@ class Tour:
             raise DidNotHappen(f"{text!r} brings the hand there: {data}, {order}")
         self.tell(
             f'"{text}": pfc sends it to motor (entropy {order["entropy"]:.2f}), {len(votes["for"])} of 3 controllers '
-            f"agree ({votes['needed']} needed), and the hand is there {1000 * (at - said):.0f} ms after the word",
+            f"agree ({votes['needed']} needed), and the hand is there {1000 * (at - sent):.0f} ms after the word",
             at, command=text, order=order, votes=votes,
         )  # fmt: skip
 
     def look(self) -> None:
-        said, order, at, _ = self.command(
+        sent, order, at, _ = self.command(
             "look at blue", "vision/objects", lambda data, order: data if data["gaze"] == "blue" else None
         )
         if order["to"] != "vision":
             raise DidNotHappen(f"'look at blue' goes to vision: {order}")
-        self.tell(f'"look at blue": pfc sends it to vision, which looks there after {1000 * (at - said):.0f} ms', at)
+        self.tell(f'"look at blue": pfc sends it to vision, which looks there after {1000 * (at - sent):.0f} ms', at)
         states = self.processes.states("vision")
         self.until(lambda: self.processes.states("vision") - states, "vision saves its state")
 
@@ -467,7 +467,7 @@ def main() -> int:
         for station in tour.stations():
             try:
                 station()
-            except Exception as error:  # whatever it is, the processes are ended and the story is told
+            except Exception as error:  # whatever it is, the processes are ended and the story is printed
                 failed = (
                     f"{station.__name__}: did not happen: {error}" if isinstance(error, DidNotHappen) else repr(error)
                 )

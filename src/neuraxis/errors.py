@@ -688,7 +688,7 @@ class NodeGone(MeshError):
 
 
 class RouterLost(MeshError):
-    """This node has lost its connection to the router, so it cannot know which other nodes are present.
+    """The connection of this node to its router is lost, so it cannot know which other nodes are present.
 
     Do not take the other node for gone. Start the router again, or check the network: the node reconnects by itself,
     and `Node.request(again=)` repeats a request safely.
@@ -766,7 +766,7 @@ class NobodyAnswered(MeshError):
 
 
 class DeviceUnavailable(NeuraxisError, RuntimeError):
-    """This machine has no usable GPU, or not the requested one.
+    """No usable GPU on this machine, or not the requested one.
 
     Follow the advice in `remedy`, or run on the CPU. `neuraxis doctor` checks the driver and the packages.
 

@@ -17,10 +17,10 @@ import pytest
 
 from neuraxis.bench.brain.measure import Entry, Results, Sample, StartUp, disagreements, measure
 from neuraxis.bench.brain.plan import Contender, Plan, contenders_for, options_for, unable
-from neuraxis.bench.brain.programs import PEERS_VARIABLE, find_peers_python, left_out_peers, run_program
 from neuraxis.bench.brain.report import report, targets
 from neuraxis.bench.harness import LeftOut
 from neuraxis.bench.processes import ContenderFailed
+from neuraxis.bench.programs import PEERS_VARIABLE, find_peers_python, left_out_peers, run_program
 from neuraxis.errors import InvalidArgument
 from tests.ranks.marked_processes import MARK, marked
 
@@ -56,6 +56,8 @@ def test_a_run_has_every_sample_and_its_medians(race: dict[str, Any]) -> None:
     assert sample["synaptic_events"] > 0
     assert ours["median"]["real_time_factor"] == pytest.approx(sample["run_seconds"] / 0.02)
     assert ours["median"]["ratio"] == 1.0
+    assert ours["median"]["cpu_factor"] == pytest.approx(sample["cpu_seconds"] / 0.02)
+    assert sample["cpu_seconds"] > 0
     assert ours["first"]["fingerprint"] == sample["fingerprint"] != ""
     assert sample["process_seconds"] > sample["ready_seconds"] > sample["build_seconds"] > 0
     assert race["failures"] == race["disagreements"] == []
@@ -89,6 +91,8 @@ def test_scaling_runs_neuraxis_alone_and_compares_the_spikes() -> None:
     assert one["median"]["efficiency"] == 1.0
     speed_up = two["median"]["events_per_second"] / one["median"]["events_per_second"]
     assert two["median"]["efficiency"] == pytest.approx(speed_up / 2)
+    assert one["median"]["cpu_factor"] is not None
+    assert two["median"]["cpu_factor"] is None  # the workers' processor time is not known here
     assert one["samples"][0]["fingerprint"] == two["samples"][0]["fingerprint"] == two["first"]["fingerprint"]
     assert data["start_up"] is None
     assert data["targets"] == data["left_out"] == data["disagreements"] == []
@@ -188,14 +192,14 @@ def test_a_failing_contender_is_skipped_and_reported() -> None:
 
 
 def test_where_the_peers_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from neuraxis.bench.brain import programs as bench_brain_programs
+    from neuraxis.bench import programs
 
     python = tmp_path / ".venv-peers" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PEERS_VARIABLE, raising=False)
-    monkeypatch.setattr(bench_brain_programs.neuraxis, "__file__", str(tmp_path / "a" / "b" / "neuraxis.py"))
+    monkeypatch.setattr(programs.neuraxis, "__file__", str(tmp_path / "a" / "b" / "neuraxis.py"))
     assert find_peers_python() == str(python)  # and not what the link leads to
     monkeypatch.setenv(PEERS_VARIABLE, "/bin/sh")
     assert find_peers_python() == "/bin/sh"
@@ -264,6 +268,12 @@ def sample(run_seconds: float, build_seconds: float = 1.0, **more: Any) -> Sampl
 
 def ours(run_seconds: float, build_seconds: float = 1.0, fingerprint: str = "aa") -> Sample:
     return sample(run_seconds, build_seconds, synaptic_events=1_250_000, fingerprint=fingerprint)
+
+
+def test_processor_time_is_that_of_the_samples_that_report_it() -> None:
+    samples = [sample(1.0, cpu_seconds=0.25), sample(1.0), sample(1.0, cpu_seconds=0.75)]
+    assert Entry("brunel", Contender("nest", 1), samples).cpu_factor == 1.0  # 0.5 s for half a second of model time
+    assert Entry("brunel", Contender("nest", 1), [sample(1.0)]).cpu_factor is None
 
 
 def hand_made(microcircuit: Sample, **changes: Any) -> Results:

@@ -244,7 +244,7 @@ def test_a_pathway_is_made_as_it_asks():
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"neuron": 3}, "cortex: .*neuron"),
         ({"neurons": 3}, "neurons=3: must be 4 or more"),
@@ -253,8 +253,8 @@ def test_a_pathway_is_made_as_it_asks():
         ({"lateral_in_degree": 0}, "lateral_in_degree=0"),
     ],
 )
-def test_wrong_settings_are_refused(config, said):
-    with pytest.raises(InvalidArgument, match=said):
+def test_wrong_settings_are_refused(config, message):
+    with pytest.raises(InvalidArgument, match=message):
         create_cortex_region(config)
 
 

@@ -124,7 +124,7 @@ def test_after_its_end_a_stimulus_shows_nothing(tmp_path):
 
 
 def test_a_reward_at_the_end_is_delivered(tmp_path):
-    """As in the example of the module: a cue, and a reward at its end."""
+    """The example of the module: a cue, and a reward at its end."""
     stimulus = read_stimulus(table(tmp_path, "0,2,cue,2,1.0\n3,,reward,,1\n"), SPEC)
     for stops in ((0, stimulus.steps), (0, 10, 20, stimulus.steps), (0, 30, 60), (0, stimulus.steps, 60)):
         assert [entry for entry in played(stimulus, *stops) if entry[0] == "reward"] == [("reward", 1.0)]

@@ -195,7 +195,7 @@ def test_wrong_pathways_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"relays": 3}, "thalamus: .*relays"),
         ({"relay": 3}, "relay=3: must be 4 or more"),
@@ -204,8 +204,8 @@ def test_wrong_pathways_are_refused():
         ({"surround_in_degree": 0}, "surround_in_degree=0"),
     ],
 )
-def test_wrong_settings_are_refused(config, said):
-    with pytest.raises(InvalidArgument, match=said):
+def test_wrong_settings_are_refused(config, message):
+    with pytest.raises(InvalidArgument, match=message):
         create_thalamus_region(config)
 
 

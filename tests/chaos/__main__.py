@@ -119,7 +119,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def _can_isolate() -> bool:
-    """Return whether namespaces can be made here."""
+    """Return True if namespaces can be made here."""
     if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "mount", "ip", "ss")):
         return False
     probe = ["unshare", "--mount", "--net", "--propagation", "private", "ip", "link", "set", "lo", "up"]

@@ -121,9 +121,9 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_line_that_installs_it
     absent = "import sys\nsys.modules.update(torch=None, mpi4py=None)\n"
     done = bench("--patterns", "barrier", "--repeats", "1", **site(tmp_path, absent))
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())  # long lines are wrapped
-    assert f"left out: torch-shm, gloo: torch is not installed: {install_command('torch')}" in said
-    assert f"left out: mpi: mpi4py is not installed: {install_command('bench')}" in said
+    printed = " ".join(done.stdout.split())  # long lines are wrapped
+    assert f"left out: torch-shm, gloo: torch is not installed: {install_command('torch')}" in printed
+    assert f"left out: mpi: mpi4py is not installed: {install_command('bench')}" in printed
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

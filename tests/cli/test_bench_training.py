@@ -165,15 +165,15 @@ def test_medians_overheads_and_targets() -> None:
 
 def test_targets_are_missed_where_they_are() -> None:
     results = results_of({"one": [400.0], "shm": [2700.0], "ddp-gloo": [2600.0]})
-    assert [verdict.met for verdict in targets(results)] == [False, False]
+    assert [row.met for row in targets(results)] == [False, False]
     assert "Targets: 0 of 2 met." in report(results).as_text(targets=True)
     # Without an overhead to compare with, only the whole times are compared.
     even = results_of({"one": [400.0], "shm": [390.0], "ddp-gloo": [400.0]})
     assert even.overhead_ratio("mlp", "shm") is None
-    assert [verdict.met for verdict in targets(even)] == [True]
+    assert [row.met for row in targets(even)] == [True]
     # Training together is never faster than apart: such a figure is noise, and meets no target.
     busy = results_of({"one": [500.0], "shm": [400.0], "ddp-gloo": [900.0]})
-    assert [verdict.met for verdict in targets(busy)] == [False, True]
+    assert [row.met for row in targets(busy)] == [False, True]
     assert "below zero" in report(busy).as_text(targets=True)
     # The target of a third of the overhead applies to the small model only.
     assert len(targets(results_of({"one": [4.0], "shm": [9.0], "ddp-gloo": [9.0]}, "conv"))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import math
@@ -195,7 +196,7 @@ def read_until(descriptor, text):
     return shown
 
 
-# --- what is said ---
+# --- messages ---
 
 
 def test_topics_lists_declared_and_observed_topics(speaker, capsys):
@@ -347,6 +348,32 @@ def test_a_router_that_is_lost_is_not_an_empty_mesh():
         output, error = listing.communicate(timeout=END_S)
     assert (output, listing.returncode) == ("", 1)
     assert error.startswith("neuraxis topics: node 'observer' has lost its connection to the router (tcp/127.0.0.1:")
+
+
+def test_a_lost_router_is_reported_while_they_run():
+    with Router(["tcp/127.0.0.1:0"]) as router:
+        endpoints = router.endpoints
+        commands = [
+            ["echo", "a/**"], ["hz", "a/**", "--json"], ["nodes", "--watch"],
+            ["pub", "a/b", "1", "--rate", 1],
+        ]  # fmt: skip
+        processes = [start(*words, "--connect", *endpoints) for words in commands]
+        with contextlib.ExitStack() as stack:
+            for process in processes:
+                stack.enter_context(process)
+            for process, beginning in zip(processes, ("a/b", '{"key": "a/b"', "join   a"), strict=False):
+                until(lambda process=process, text=beginning: process.stdout.readline().startswith(text), beginning)
+            router.close()
+            errors = {words[0]: process.stderr for words, process in zip(commands, processes, strict=True)}
+            lost = f"the connection to the router ({endpoints[0]}) is lost; it is retried, start the router again"
+            for command, lines in errors.items():
+                assert lines.readline() == f"neuraxis {command}: {lost}\n"
+            with Router(endpoints):
+                for command, lines in errors.items():
+                    assert lines.readline() == f"neuraxis {command}: connected to the router again\n"
+                for process in processes:
+                    _, error, status = end(process, signal.SIGINT)
+                    assert (error, status) == ("", 0)
 
 
 @pytest.mark.parametrize(

@@ -156,13 +156,13 @@ def test_ctrl_c_reports_the_progress_and_the_spike_file(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     try:
-        said = [process.stdout.readline() for _ in range(2)]
+        lines = [process.stdout.readline() for _ in range(2)]
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.communicate()
-    assert said == ["running\n"] * 2, err
+    assert lines == ["running\n"] * 2, err
     assert process.returncode == 130, err
     assert out == ""
     reported = re.fullmatch(r"interrupted at ([0-9,.]+) of 100,000,010.0 ms of model time; (.+)\n", err)

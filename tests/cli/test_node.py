@@ -103,7 +103,7 @@ def test_the_demo_over_the_mesh_gives_what_one_process_gives(here: Path, start: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--mesh", "--workers", "2"], "--mesh: nodes run the brain"),
         (["--mesh", "--sequential"], "--mesh: nodes run the brain"),
@@ -120,7 +120,7 @@ def test_the_demo_over_the_mesh_gives_what_one_process_gives(here: Path, start: 
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
 def test_invalid_options_are_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     from neuraxis.cli.run import run as app
 
@@ -128,7 +128,7 @@ def test_invalid_options_are_one_line(
         app(["brain.toml", *words])
     printed = capsys.readouterr()
     assert caught.value.code == 2
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.startswith("neuraxis run: ")
     assert printed.err.count("\n") == 1
 
@@ -200,7 +200,7 @@ def test_a_single_region_ends_on_request(here: Path, start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--region", "cortx"], "--region cortx"),
         (["--region", "cortex", "--resume"], "--resume: the folder is missing; name it with --checkpoint"),
@@ -218,11 +218,11 @@ def test_a_single_region_ends_on_request(here: Path, start: Start) -> None:
     ids=lambda words: " ".join(words[2:]) if isinstance(words, list) else "",
 )
 def test_a_node_that_makes_no_sense_is_refused_in_a_line(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert node("brain.toml", *words) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.startswith("neuraxis node: ")
     assert printed.err.count("\n") == 1
     assert printed.out == ""

@@ -189,7 +189,7 @@ def test_a_rank_that_leaves_a_barrier_early_is_found() -> None:
 
 
 class Page(HTMLParser):
-    """Which tags, links and ids a page has."""
+    """The tags, links and ids of a page."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

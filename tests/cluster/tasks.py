@@ -35,7 +35,7 @@ def end_the_process() -> None:
 
 
 def wait_for(path: str) -> int:
-    """This process's number, once the file is there."""
+    """Return the number of this process, once the file exists."""
     deadline = time.monotonic() + 60
     while not os.path.exists(path):
         if time.monotonic() > deadline:

@@ -19,11 +19,11 @@ def _pending_receive() -> str:
     context.shutdown()
     with pytest.raises(CommunicatorClosed):
         pending.wait()
-    return "told"
+    return "raised"
 
 
 def test_a_receive_that_outlives_its_context_raises() -> None:
-    assert run_ranks(_pending_receive, 2) == ["told", "told"]
+    assert run_ranks(_pending_receive, 2) == ["raised", "raised"]
 
 
 def _abort_from_another_thread(operation: str) -> str:

@@ -226,8 +226,8 @@ def _close_another_group(backend: str) -> tuple[int, int | None]:
         if context.rank == 0:
             assert isinstance(with_1, dist.Communicator)
             with_1.close()
-            await_mark("told")
-        mark("told")
+            await_mark("noticed")
+        mark("noticed")
         return caught.value.rank, caught.value.signal
 
 
@@ -376,7 +376,7 @@ def _half_a_message_from_the_dead() -> str:
             mark("half of it")
             _die()
         if context.rank == 2:
-            await_mark("told")
+            await_mark("noticed")
             dist.send(np.full(200_000, 2.0), dst=0)
             return "sent"
         mark("begun")
@@ -384,7 +384,7 @@ def _half_a_message_from_the_dead() -> str:
         with pytest.raises(PeerLost) as caught:
             dist.recv(room)
         assert caught.value.rank == 1
-        mark("told")
+        mark("noticed")
         assert dist.recv(room) == 2
         assert (room == 2).all()
     return "survived"
@@ -580,11 +580,11 @@ def _interrupt() -> str:
         with pytest.raises(PeerLost, match="rank 0 raised KeyboardInterrupt"):
             dist.barrier()
         mark("let go")
-        return "told"
+        return "noticed"
 
 
 def test_ctrl_c_interrupts_a_call_and_the_other_ranks_learn_of_it() -> None:
-    assert run_ranks(_interrupt, 2) == ["interrupted", "told"]
+    assert run_ranks(_interrupt, 2) == ["interrupted", "noticed"]
 
 
 # --- nothing stays behind ---

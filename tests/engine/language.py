@@ -110,9 +110,9 @@ def on_cpu(model: NeuronModel, given: Mapping[str, Array], results: int) -> Arra
         (constants.view(np.int32) if isinstance(value, int) else constants)[place] = value
     update = update_function(model, layout, values)
     flags, accumulators = np.zeros(BLOCK + 16, np.uint8), np.zeros(BLOCK, np.int32)
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5, ctypes.c_float)
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5, ctypes.c_float, ctypes.c_int64)
     kind(update.address)(
-        block.ctypes.data, accumulators.ctypes.data, flags.ctypes.data, BLOCK, constants.ctypes.data, 0.0
+        block.ctypes.data, accumulators.ctypes.data, flags.ctypes.data, BLOCK, constants.ctypes.data, 0.0, 1
     )
     return block[4 : 4 + results].copy()
 

@@ -284,7 +284,7 @@ def test_the_hosts_power_and_square_root() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_hosts_other_functions_are_those_of_the_c_library(name: str) -> None:
-    """Which are correctly rounded in nearly all cases, and off by one unit at most in these."""
+    """The C library rounds correctly in nearly all cases, and is off by one unit at most in these."""
     for x in (0.0, 1e-300, -1e-20, 1e-5, 9e-4, 1e-3, 0.5, -0.5, 0.99, 3.0, 20.0, -30.0, 100.0, 700.0, 1e6, 2.0**30):
         if (name == "log1p" and x <= -1) or (name in ("expm1", "exprel") and x > 700):
             continue

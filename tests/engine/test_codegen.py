@@ -35,8 +35,13 @@ def every_function(v_mv, x, p):  # type: ignore[no-untyped-def]
     return v_mv > 100.0, 0.5 * v_mv + exprel(-x) + expm1(-abs(x)), x
 
 
+@neuron_model(states={"v_mv": 1.0, "x": 1.0}, parameters={"p": 1.5})
+def noisy(v_mv, x, p, normal, random, uniform):  # type: ignore[no-untyped-def]
+    return normal > 3.0, 0.5 * v_mv + p * normal, x + random if uniform > 0 else x
+
+
 VECTORISED = [getattr(models, name) for name in models.__all__ if not name.endswith("_source")]
-VECTORISED += [eight_exponentials, powers_in_a_loop, every_function]
+VECTORISED += [eight_exponentials, powers_in_a_loop, every_function, noisy]
 
 
 @pytest.mark.parametrize("model", VECTORISED, ids=lambda model: model.name)

@@ -58,7 +58,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_notes_of_spikes_are_kept_as_long_as_they_are_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a run is cut, and however few notes there is room for at first."""
+    """Any division of a run, and any initial capacity, keep the histories of spikes."""
 
     def learned(pieces: int) -> bytes:
         with Simulation(learning_pair(RULES[rule])) as simulation:

@@ -1,6 +1,6 @@
 """Plastic synapses against reference implementations in plain Python (see `network/plasticity.py`).
 
-Sources and targets spike when they are told to; the targets add up what arrives, so that every transmitted weight
+Sources and targets spike in given steps; the targets add up what arrives, so that every transmitted weight
 shows. Delays count as dendritic: a source's spike of step s meets the target's spikes q as they come back, at q + d.
 """
 

@@ -210,7 +210,7 @@ def test_too_few_blocks_and_too_many(blocks: str, reported: str, tmp_path: Path,
 
 
 def test_a_kernel_that_uses_a_wrong_address(tmp_path: Path, cuda: None) -> None:
-    """It ends CUDA for its process; another process continues from the saved state."""
+    """A wrong address ends CUDA for its process; another process continues from the saved state."""
     damage = (
         "arguments = [1 << 60, *arguments[1:]] if lacking and kernel == 'compact' else arguments\n"
         "    launch(self, kernel, grid, block, shared, arguments)"

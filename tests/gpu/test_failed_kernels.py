@@ -71,7 +71,7 @@ try:
     with CudaContext(enable_profiling=True) as context:
         launch(context, "out_of_bounds", OUT_OF_BOUNDS)
 except KernelFailed as error:
-    print("told:", error.kernels)
+    print("reported:", error.kernels)
 context.stop()
 try:
     with CudaContext() as context:
@@ -80,7 +80,7 @@ try:
 except (KeyError, KernelFailed) as error:
     print(type(error).__name__)
 """)
-    assert "told: ('out_of_bounds',)" in out
+    assert "reported: ('out_of_bounds',)" in out
 
 
 def test_an_error_of_the_block_is_not_hidden() -> None:

@@ -67,11 +67,11 @@ def role_node(mesh: str, name: str, role: str, behaviour: str) -> Iterator[subpr
 def killed_when_asked(process: subprocess.Popen[str]) -> Iterator[None]:
     """Kill the process as soon as it prints that it was asked."""
     assert process.stdout is not None
-    said: list[str] = []
+    lines: list[str] = []
 
     def kill() -> None:
         assert process.stdout is not None
-        said.append(process.stdout.readline())
+        lines.append(process.stdout.readline())
         process.kill()
 
     thread = threading.Thread(target=kill)
@@ -81,7 +81,7 @@ def killed_when_asked(process: subprocess.Popen[str]) -> Iterator[None]:
     finally:
         process.kill()
         thread.join()
-    assert said == ["asked\n"]
+    assert lines == ["asked\n"]
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_handlers_run_in_the_loop_in_which_they_subscribed(join: Join) -> None:
 
 
 def test_coroutines_judge_answer_and_greet(join: Join) -> None:
-    """Whatever takes a function takes a coroutine function; none is taken for a true value."""
+    """Every option that takes a function takes a coroutine function, and awaits it."""
     asker, voter = join("asker"), join("voter", "judge")
     came: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from neuraxis.errors import BackendUnavailable, InvalidArgument
 from neuraxis.imports import install_command
@@ -176,12 +178,21 @@ def test_an_authority_without_its_key_signs_nothing(tmp_path: Path) -> None:
     init_keys(tmp_path)
     other = tmp_path / "other"
     init_keys(other)
+    key = (tmp_path / "ca.key").read_bytes()
     (tmp_path / "ca.key").write_bytes((other / "ca.key").read_bytes())
     with pytest.raises(InvalidArgument, match="is not the key of"):
         make_certificate(tmp_path, "vision")
     (tmp_path / "ca.key").write_text("nonsense")
     with pytest.raises(InvalidArgument, match="cannot be read"):
         make_certificate(tmp_path, "vision")
+    (tmp_path / "ca.key").write_bytes(key)
+    whole = certificate(tmp_path / "ca.pem").public_bytes(serialization.Encoding.DER)
+    for part, damaged in ((b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x22"), (b"neuraxis mesh", b"\xff" * 13)):
+        assert part in whole  # the version, and the name of the authority
+        der = base64.encodebytes(whole.replace(part, damaged)).decode()
+        (tmp_path / "ca.pem").write_text(f"-----BEGIN CERTIFICATE-----\n{der}-----END CERTIFICATE-----\n")
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            make_certificate(tmp_path, "vision")
     os.unlink(tmp_path / "ca.key")
     with pytest.raises(InvalidArgument, match=r"without ca\.key"):
         init_keys(tmp_path, ["vision"])

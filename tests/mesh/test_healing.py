@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.ranks.stopping import resume, stop
 pytestmark = pytest.mark.alone
 
 HEAL_S = 5.0
+CUT_S = 5.0  # until no socket is left of links that are cut
 START_S = 60.0
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 SEED = 17
@@ -64,6 +66,14 @@ with Node(name, mesh=mesh, topology=Topology.from_data(reached_by)) as node:
 """
 
 Pair = frozenset[str]
+Ends = tuple[str, str]  # the ports of a TCP connection, seen from one end
+
+
+class Socket(NamedTuple):
+    """One end of a TCP connection: the name of its process, and the number that the kernel gave the socket."""
+
+    owner: str
+    cookie: str
 
 
 class Mesh:
@@ -112,31 +122,44 @@ class Mesh:
                 return by_pid[int(pid.group(1))]
         return next(iter(self.nodes))
 
-    def links(self) -> dict[Pair, list[tuple[str, str]]]:
-        """The TCP connections between processes, as (port, port), by the names of both."""
+    def sockets(self) -> dict[Ends, Socket]:
+        """The ends of established TCP connections that belong to one of the processes, by (port, other port)."""
         by_pid = {pid: name for name, pid in self.pids().items()}
-        owner: dict[tuple[str, str], str] = {}
-        for line in self.run("ss", "-tnpH", "state", "established").splitlines():
-            words, pid = line.split(), re.search(r"pid=(\d+)", line)
+        found: dict[Ends, Socket] = {}
+        for line in self.run("ss", "-tnpeH", "state", "established").splitlines():
+            words, pid, cookie = line.split(), re.search(r"pid=(\d+)", line), re.search(r" sk:(\w+)", line)
             if pid is not None and int(pid.group(1)) in by_pid:
+                assert cookie is not None, line
                 ends = words[2].rpartition(":")[2], words[3].rpartition(":")[2]
-                owner[ends] = by_pid[int(pid.group(1))]
-        found: dict[Pair, list[tuple[str, str]]] = {}
-        for (near, far), name in owner.items():
-            other = owner.get((far, near))
-            if other is not None and other != name:
-                found.setdefault(frozenset((name, other)), []).append((near, far))
+                found[ends] = Socket(by_pid[int(pid.group(1))], cookie.group(1))
+        return found
+
+    def links(self, sockets: dict[Ends, Socket] | None = None) -> dict[Pair, list[Ends]]:
+        """The TCP connections between processes, by the names of both; each connection has two entries."""
+        found: dict[Pair, list[Ends]] = {}
+        sockets = sockets if sockets is not None else self.sockets()
+        for (near, far), one in sockets.items():
+            other = sockets.get((far, near))
+            if other is not None and other.owner != one.owner:
+                found.setdefault(frozenset((one.owner, other.owner)), []).append((near, far))
         return found
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        """Cut all TCP links between these pairs."""
-        links = self.links()
-        ends = [f"( sport = :{near} and dport = :{far} )" for pair in pairs for near, far in links.get(pair, [])]
-        if not ends:  # the links that were there when the schedule was drawn are down already
-            return
-        self.run("ss", "-K", *" or ".join(ends).split())
-        left = set(itertools.chain.from_iterable(self.links().values()))
-        assert not any(f"( sport = :{near} and dport = :{far} )" in ends for near, far in left), "ss cannot cut links"
+        """Cut the TCP links that these pairs have now, until none of their sockets is left.
+
+        The kernel numbers sockets (cookies). So a new link is not taken for one that was to be cut, even if it has the
+        same ports, and a socket that one run of `ss -K` missed is cut by the next.
+        """
+        before = self.sockets()
+        links = self.links(before)
+        doomed = {ends: before[ends].cookie for pair in pairs for ends in links.get(pair, [])}
+        deadline = time.monotonic() + CUT_S
+        while doomed:
+            filters = (f"( sport = :{near} and dport = :{far} )" for near, far in doomed)
+            printed = self.run("ss", "-K", *" or ".join(filters).split())
+            now = self.sockets()
+            doomed = {ends: cookie for ends, cookie in doomed.items() if ends in now and now[ends].cookie == cookie}
+            assert not doomed or time.monotonic() < deadline, f"ss cannot cut links: {doomed} are left; {printed}"
 
     def look(self, names: Sequence[str], limit_s: float) -> list[object]:
         """Return an error for each node that does not see exactly the others within a time."""

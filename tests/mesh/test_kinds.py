@@ -95,7 +95,7 @@ def test_events_are_recovered_after_the_router_was_killed(join: Join, child: Sta
     assert take(channel, 10) == list(range(10))
     router.kill()
     until(lambda: not sender.connected and not receiver.connected, "both to see that the router is gone")
-    until(lambda: receiver.peers(ask=False) == [], "the sender to be out of sight")
+    until(lambda: receiver.peers(ask=False) == [], "the sender to be unreachable")
     for value in range(10, 300):
         sender.publish("mode", value)
     assert child(ROUTER, endpoint).receive() == "ready"

@@ -374,10 +374,10 @@ sys.exit(5 if inside.wait(20) else 6)
 )
 def test_a_script_that_leaves_a_node_open_ends(child: Start, end: str, status: int, text: str) -> None:
     process = child(_LEFT_OPEN + end, stderr=subprocess.PIPE).process
-    _, said = process.communicate(timeout=1.5 * LIMIT_S)
-    assert process.returncode == status, said
-    assert said.decode().endswith(text)
-    assert b"Traceback" in said if status == 1 else said == b""
+    _, errors = process.communicate(timeout=1.5 * LIMIT_S)
+    assert process.returncode == status, errors
+    assert errors.decode().endswith(text)
+    assert b"Traceback" in errors if status == 1 else errors == b""
 
 
 def test_ctrl_c_interrupts_a_wait(child: Start) -> None:

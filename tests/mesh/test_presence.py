@@ -287,7 +287,7 @@ def test_a_node_that_died_is_replaced_at_once(join: Join, child: Start) -> None:
 
 
 def test_two_nodes_with_one_name_that_meet_late_get_an_error(join: Join, caplog: pytest.LogCaptureFixture) -> None:
-    """They begin on routers that nothing connects."""
+    """Both start on routers that nothing connects."""
     with Router(["tcp/127.0.0.1:0"]) as left, Router(["tcp/127.0.0.1:0"]) as right:
         first = join("node", topology=client_of(left.endpoints[0]))
         second = join("node", topology=client_of(right.endpoints[0]))
@@ -455,7 +455,7 @@ def test_slow_handlers_of_joins_and_leaves_do_not_pile_up_calls(
     last = other.session.liveliness().declare_token(peers.token_key(mesh, Peer("last", "", "nowhere", 1, 1)))
     assert base.wait_for(["last"], LIMIT_S) == []
     may_go_on.set()
-    until(lambda: ("join", "last", 1) in reported, "the last one to be told of")
+    until(lambda: ("join", "last", 1) in reported, "the last one to be reported")
     assert len(reported) < 100
     here = set()
     for what, name, life in reported:
@@ -470,7 +470,7 @@ def test_a_node_whose_token_was_dropped_is_seen_again_when_it_renews_the_token(j
     meet(one, two, three)
     watches = [Watch(node) for node in (two, three)]
     for watch in watches:
-        until(lambda watch=watch: len(watch.seen) == 2, "the joins to be told of")  # type: ignore[misc]
+        until(lambda watch=watch: len(watch.seen) == 2, "the joins to be reported")  # type: ignore[misc]
         watch.seen.clear()
     two._membership._handle_token(peers.token_key(mesh, one.me), False)
     watches[0].wait(("leave", "one"))

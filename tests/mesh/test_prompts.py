@@ -125,7 +125,7 @@ def test_a_slow_one_is_passed_over_and_its_answer_does_not_count(town: Town):
     answer = town.prompts.ask(Prompt("p1", "hello"), "language", timeout=1.0)
     assert answer == Answer("p1", "quick", "quick: hello")
     town.gates["slow"].set()
-    until(lambda: "p1" in slow._accepted, "the slow one is told")
+    until(lambda: "p1" in slow._accepted, "the slow one has received it")
     assert slow._accepted.get("p1") == answer
     until(lambda: town.published, "the answer is published")
     assert town.published == [answer]
@@ -147,7 +147,7 @@ def test_the_first_answer_counts_also_if_it_is_that_of_the_one_passed_over(town:
     thread.join()
     assert answers == [Answer("p1", "slow", "slow: hello")]
     town.gates["slower"].set()
-    until(lambda: "p1" in slower._accepted, "the other is told")
+    until(lambda: "p1" in slower._accepted, "the other has received it")
     assert slower._accepted.get("p1") == answers[0]
     until(lambda: town.published, "the answer is published")
     assert town.published == answers
@@ -251,7 +251,7 @@ def test_topics_are_independent(town: Town):
 
 
 def test_many_prompts_and_nodes_of_every_speed(town: Town):
-    """Whatever happens when: one answer for each id, and it is the one that was published."""
+    """Each id gets one answer, the published one, in any order of events."""
     made: Counter[tuple[str, str]] = Counter()
 
     def answerer(name: str) -> None:

@@ -68,7 +68,7 @@ def test_one_step_at_least():
 
 
 def is_on_grid(ms, dt_ms):
-    """Whether the three conversions take a time for a whole number of steps; they agree."""
+    """Return True if the three conversions, which agree, accept a time as a whole number of steps."""
     steps = to_steps(ms, dt_ms, "t")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -172,7 +172,7 @@ def test_an_error_within_a_function_names_its_line_and_text() -> None:
 
 
 def test_the_same_function_on_a_gpu_is_the_same_text() -> None:
-    """What is translated is the model's source, which contains no calls of the user's functions any more."""
+    """The translated text is the model's source, which contains no calls of the user's functions any more."""
     from neuraxis.engine.cuda.program import model_source
 
     text = model_source(model_in(0.5), 0.1, "nested")

@@ -93,6 +93,9 @@ BODY = "def m(v):\n    return False, v\n"
         ("class m:\n    pass\n", r"made\.txt, line 1: `class m:` cannot be used"),
         ("(" * 3000 + ")" * 3000 + "\n" + BODY, r"made\.txt.*not valid Python"),
         ("a\0b", r"made\.txt.*not valid Python"),
+        (f"X = {'-' * 5000}1\n{BODY}", r"made\.txt: it is nested too deeply"),
+        (f"def m(v):\n    return False, {'v + ' * 900}v\n", r"made\.txt: it is nested too deeply"),
+        (f"X = (((2**1024)**1024)**1024)**16\n{BODY}", "a whole number of more than 1,024 bits"),
     ],
 )  # fmt: skip
 def test_errors_in_text_name_the_line(text: str, message: str) -> None:
@@ -122,7 +125,9 @@ def test_text_is_not_executed(tmp_path: Any) -> None:
         ("exp(-dt_ms / tau)", "constant c: 'tau' in `exp.* is not known there"),
         ("exp(", "constant c: not a valid expression"),
         ("d + 1", "'d' in `d \\+ 1` is not known"),
-        ("9 ** 9 ** 9", "has no value: a whole number of this size"),
+        ("9 ** 9 ** 9", "has no value: a whole number of more than 1,024 bits"),
+        ("((2**1000)**1000)**1000", "has no value: a whole number of more than 1,024 bits"),
+        ("1 + " * 985 + "1", "constant c: .*nested too deeply"),
         ("exp(1e9)", "has no value"),
         ("log(0.0)", "log"),
         ("p.real", "cannot be used in an expression of constants"),

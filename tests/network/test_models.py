@@ -25,16 +25,16 @@ def test_help_shows_equations_parameters_units_and_states(name):
         assert "Equations" in text
         assert "d" + next(iter(model.states))[0].upper() + "/dt" in text.replace("dv/dt", "dV/dt")
     rows = [line.split() for line in text.splitlines()]
-    said = {row[0]: " ".join(row[1:]) for row in rows if row}
+    lines = {row[0]: " ".join(row[1:]) for row in rows if row}
     units = {"ms": "ms", "mv": "mV", "pa": "pA", "pf": "pF", "ns": "nS", "hz": "Hz"}
     for value_name, value in {**model.parameters, **model.states}.items():
         unit = units.get(value_name.rpartition("_")[2])
         shown = [value_name, f"{value:g}", *([unit] if unit else [])]
         assert any(row[: len(shown)] == shown for row in rows)
-        assert said[value_name].endswith(f" {model.meanings[value_name]}")
+        assert lines[value_name].endswith(f" {model.meanings[value_name]}")
     for receptor in model.receptors:
         expected = f"weights in {units[receptor.rpartition('_')[2]]} {model.meanings[receptor]}"
-        assert said[receptor] == expected
+        assert lines[receptor] == expected
 
 
 @pytest.mark.parametrize("name", MODELS)

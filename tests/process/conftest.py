@@ -103,7 +103,7 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
 def no_leaks() -> Iterator[None]:
     """Fail a test after which this process has a child, thread or descriptor that it did not have before.
 
-    They are told apart one by one: what an earlier test left and ends meanwhile neither fails a test nor makes room for
+    They are compared one by one: what an earlier test left and ends meanwhile neither fails a test nor makes room for
     a leak. Threads of the system get a moment: `Thread.join` returns a little before the system's thread has ended.
     """
     before = _held()

@@ -103,7 +103,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(launch):
 
 
 def test_grandchildren_have_time_to_clean_up(launch):
-    """They get a SIGTERM and the grace, also when their own rank has ended well before."""
+    """Grandchildren get a SIGTERM and the grace, also when their own rank has ended well before."""
     launch.script(
         """
         def clean(number, frame):

@@ -97,7 +97,7 @@ def fall_asleep(seconds: float) -> None:
 
 @remote
 def die() -> None:
-    time.sleep(0.3)  # the test has told this process, too, to do something, and its answer must be out
+    time.sleep(0.3)  # this process has a request of the test, too, and must have replied to it
     os.kill(os.getpid(), signal.SIGKILL)
 
 

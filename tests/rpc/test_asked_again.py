@@ -239,7 +239,7 @@ def test_only_pending_requests_stay_in_the_reply_cache() -> None:
     assert once.begin(ME, 6, 6, [1, 3, 5]) is RequestState.NEW
     assert once.remembered(ME) == 3  # 1, 3 and 6
     assert once.begin(ME, 3, 3, [1, 2]) is answer
-    assert once.begin(ME, 5, 5, [1, 3]) is RequestState.NEW  # overtaken by 6, which has said that it is waited for
+    assert once.begin(ME, 5, 5, [1, 3]) is RequestState.NEW  # overtaken by 6, which lists it as still open
     assert once.begin(ME, 1, 1) is RequestState.IN_PROGRESS
     with pytest.raises(ConnectionError, match="no longer available"):
         once.begin(ME, 2, 2, [1])

@@ -45,7 +45,7 @@ def stopped(context: RpcContext) -> None:
     process = rpc_sync(1, "pid")
     begun = time.monotonic()
     with pytest.raises(CallTimeout):
-        context.call(1, "stop", timeout=2.0)  # over the mesh it is out of sight after one second
+        context.call(1, "stop", timeout=2.0)  # over the mesh it is unreachable after one second
     assert time.monotonic() - begun < 15
     with pytest.raises(CallTimeout):  # a call that begins now waits for it, too
         context.call(1, "echo", [1], timeout=0.3)

@@ -110,7 +110,7 @@ def test_the_key_of_one_role_cannot_impersonate_another(lab: Lab) -> None:
     assert held.count(1) == 1
     assert server.rpc_sync("console", "name") == "console"
     assert lab.moved == []
-    # What came through was in the arm's own name, and said that it was from somebody else.
+    # What came through was in the arm's own name, and named another sender.
     assert refused(server) == len(forged)
     assert refused(console) == len(his_channels)
     # The arm calls as itself, and may do to itself what it likes.

@@ -105,7 +105,7 @@ def stopped_and_back(context: RpcContext) -> None:
             with pytest.raises(CallTimeout):
                 context.call(1, "keep_extremes", [array], timeout=0.3)
         array[:] = 7  # must not change the message in flight
-        assert "rank1" in context.names() or context.backend == "zenoh"  # where it may be out of sight
+        assert "rank1" in context.names() or context.backend == "zenoh"  # where it may be unreachable
         assert not transport.is_gone(endpoint), "a deadline is not a death"
         assert context.objects_kept == 1
         assert rpc_sync(2, "echo", "others go on") == "others go on"

@@ -222,7 +222,7 @@ def test_an_object_is_released_after_its_owner_was_stopped(join: Join) -> None:
             stop(owner.pid)
             del thing
             gc.collect()
-            until(lambda: holder.names() == ["holder"], "the owner to be out of sight")
+            until(lambda: holder.names() == ["holder"], "the owner to be unreachable")
             resume(owner.pid)
             until(lambda: "owner" in holder.names(), "the owner to come back")
             until(lambda: holder.rpc_sync("owner", "kept") == 0, "the object to be freed")

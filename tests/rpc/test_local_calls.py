@@ -76,12 +76,12 @@ def test_they_end_with_their_context(join: Join) -> None:
 
 
 def test_one_that_has_ended_is_not_cancelled_by_the_end_of_its_context(join: Join) -> None:
-    me = join("me", {"say": lambda: "said"}, threads=1)
+    me = join("me", {"say": lambda: "spoken"}, threads=1)
     left = linger_after_calls(me, 0.5)
     future = me.rpc_async("me", "say")
     assert left.wait(20)
     me.shutdown()
-    assert future.wait(20) == "said"
+    assert future.wait(20) == "spoken"
 
 
 def test_they_call_themselves_to_any_depth_with_one_thread(join: Join) -> None:

@@ -79,13 +79,13 @@ def test_names_that_join_later_and_leave(join: Join) -> None:
 
 def test_a_leaving_node_first_replies_to_completed_calls(join: Join) -> None:
     caller = join("caller")
-    callee = join("callee", {"say": lambda: "said"})
+    callee = join("callee", {"say": lambda: "spoken"})
     assert caller.wait_for(["callee"], 20) == []
     left = linger_after_calls(callee, 1.0)
     future = caller.rpc_async("callee", "say")
     assert left.wait(20)
     callee.shutdown()
-    assert future.wait(20) == "said"
+    assert future.wait(20) == "spoken"
 
 
 def test_a_call_is_not_run_by_a_later_process_of_that_name(join: Join) -> None:

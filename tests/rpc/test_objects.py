@@ -166,7 +166,7 @@ def test_objects_of_a_killed_holder_are_freed(rank_group: RankGroup) -> None:
 
 
 def test_an_object_that_a_stopped_process_holds_stays() -> None:
-    """Over the mesh a stopped process is out of sight, and comes back."""
+    """Over the mesh a stopped process is unreachable, and returns."""
     mesh = f"objects-{os.getpid()}"
     script = (
         "import sys; from neuraxis.rpc import RpcContext, remote_object\n"
@@ -189,7 +189,7 @@ def test_an_object_that_a_stopped_process_holds_stays() -> None:
                 assert holder.stdout.readline() == "holds\n"
                 assert owner.objects_kept == 1
                 stop(holder.pid)
-                until(lambda: owner.names() == ["owner"], "the holder to be out of sight")
+                until(lambda: owner.names() == ["owner"], "the holder to be unreachable")
                 time.sleep(0.7)  # longer than it takes to look at all holders
                 assert owner.objects_kept == 1
                 resume(holder.pid)

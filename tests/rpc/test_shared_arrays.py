@@ -25,7 +25,7 @@ from tests.ranks.fork_server import SEARCH_PATH, Forked, fork_server
 from tests.ranks.stopping import stop
 from tests.rpc.meeting import Join, meeting, until
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nothing can be lent on this system")
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared buffers")
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def join() -> Iterator[Join]:
         yield join
 
 
-def lent_of(context: RpcContext) -> SharedArrays:
-    lent: SharedArrays = context._transport._link._shared  # type: ignore[union-attr]
-    return lent
+def arrays_of(context: RpcContext) -> SharedArrays:
+    shared: SharedArrays = context._transport._link._shared  # type: ignore[union-attr]
+    return shared
 
 
 def unread_of(context: RpcContext) -> list[SharedBuffer]:
     """The buffers that were shared and not read yet."""
-    return [buffer for buffer in lent_of(context)._sender._buffers if not buffer.is_read]
+    return [buffer for buffer in arrays_of(context)._sender._buffers if not buffer.is_read]
 
 
 def large(seed: int = 0) -> np.ndarray:
@@ -56,20 +56,20 @@ def become_acquainted(caller: RpcContext, callee: str) -> None:
     """Make calls with large arrays, so that the two contexts share memory from now on."""
     for _ in range(3):
         assert (caller.rpc_sync(callee, "echo", large()) == large()).all()
-    assert lent_of(caller)._sender.reaches(party_of(caller, callee))
+    assert arrays_of(caller)._sender.reaches(party_of(caller, callee))
 
 
 def notes_received(context: RpcContext, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each message with a note that comes from now on: whether its arrays were lent."""
-    lent = lent_of(context)
+    """For each message with a note that comes from now on: True if its arrays were shared."""
+    shared = arrays_of(context)
     came: list[bool] = []
 
-    def counting(content: bytes, note: bytes, received: Any = lent.received) -> Any:
+    def counting(content: bytes, note: bytes, received: Any = shared.received) -> Any:
         message = received(content, note)
         came.append(isinstance(message, Frame))
         return message
 
-    monkeypatch.setattr(lent, "received", counting)
+    monkeypatch.setattr(shared, "received", counting)
     return came
 
 
@@ -88,7 +88,7 @@ def test_the_first_array_is_sent_and_later_ones_are_shared(join: Join, monkeypat
         assert (result["rest"][0], result["rest"][2], result["empty"].size) == (1, "text", 0)
         result["first"][:] = 0  # it is the caller's own
     assert asked == answered == [False, True, True, True, True]
-    until(lambda: not unread_of(caller) and not unread_of(callee), "what was lent to be read")
+    until(lambda: not unread_of(caller) and not unread_of(callee), "the shared arrays to be read")
 
 
 def test_results_that_live_at_the_same_time_and_arrays_that_change(join: Join) -> None:
@@ -140,20 +140,20 @@ def test_forged_handles_raise_clear_errors(join: Join, monkeypatch: pytest.Monke
     caller = join("caller")
     become_acquainted(caller, "callee")
 
-    def forging(lent: SharedArrays) -> None:
-        def share(to: Endpoint, frame: Frame, share: Any = lent.share) -> bytes | None:
+    def forging(shared: SharedArrays) -> None:
+        def share(to: Endpoint, frame: Frame, share: Any = shared.share) -> bytes | None:
             handle = share(to, frame)
             return handle if handle is None else handle[:12] + secrets.token_bytes(16) + handle[28:]
 
-        monkeypatch.setattr(lent, "share", share)
+        monkeypatch.setattr(shared, "share", share)
 
-    forging(lent_of(caller))
+    forging(arrays_of(caller))
     with pytest.raises(CallRefused, match=r"'callee' cannot decode this call: a shared buffer .* forged"):
         caller.rpc_sync("callee", "run", large())
     assert ran == []
     assert caller.rpc_sync("callee", "echo", "others go on") == "others go on"
     monkeypatch.undo()
-    forging(lent_of(callee))
+    forging(arrays_of(callee))
     with pytest.raises(CalleeDied, match=r"the reply of 'callee' cannot be decoded: a shared buffer .* forged"):
         caller.rpc_sync("callee", "echo", large())
 
@@ -161,13 +161,13 @@ def test_forged_handles_raise_clear_errors(join: Join, monkeypatch: pytest.Monke
 def test_shutdown_waits_until_the_last_reply_is_read(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     callee, caller = join("callee", {"echo": lambda value: value}), join("caller")
     become_acquainted(caller, "callee")
-    lent = lent_of(caller)
+    shared = arrays_of(caller)
 
-    def slowly(content: bytes, note: bytes, received: Any = lent.received) -> Any:
-        until(lambda: lent_of(callee)._sender._closed, "the callee to be shut down")
+    def slowly(content: bytes, note: bytes, received: Any = shared.received) -> Any:
+        until(lambda: arrays_of(callee)._sender._closed, "the callee to be shut down")
         return received(content, note)
 
-    monkeypatch.setattr(lent, "received", slowly)
+    monkeypatch.setattr(shared, "received", slowly)
     future = caller.rpc_async("callee", "echo", large())
     until(lambda: bool(unread_of(callee)), "the answer")
     callee.shutdown()
@@ -202,30 +202,30 @@ def test_a_killed_callee_leaves_no_shared_buffer(victim: tuple[RpcContext, Forke
     caller, process = victim
     stop(process.pid)
     futures = [caller.rpc_async("victim", "echo", large()) for _ in range(3)]
-    lent = unread_of(caller)
-    assert len(lent) == 3
-    links = [os.readlink(f"/proc/self/fd/{BufferHandle.unpack(buffer.handle).number}") for buffer in lent]
+    shared = unread_of(caller)
+    assert len(shared) == 3
+    links = [os.readlink(f"/proc/self/fd/{BufferHandle.unpack(buffer.handle).number}") for buffer in shared]
     assert all(link.startswith("/memfd:") for link in links)  # which is in no folder
-    del lent
+    del shared
     process.kill()
     assert all(isinstance(future.exception(20), CalleeDied) for future in futures)
     del futures
-    until(lambda: not unread_of(caller), "what was lent to be freed")
+    until(lambda: not unread_of(caller), "the shared arrays to be freed")
 
 
 def test_shared_buffers_are_freed_with_their_killed_sender(
     victim: tuple[RpcContext, Forked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller, process = victim
-    lent = lent_of(caller)
+    shared = arrays_of(caller)
 
-    def too_late(content: bytes, note: bytes, received: Any = lent.received) -> Any:
+    def too_late(content: bytes, note: bytes, received: Any = shared.received) -> Any:
         process.kill()
         process.wait(20)
-        lent._receiver.close_idle()  # what is open here outlives it
+        shared._receiver.close_idle()  # what is open here outlives it
         return received(content, note)
 
-    monkeypatch.setattr(lent, "received", too_late)
+    monkeypatch.setattr(shared, "received", too_late)
     with pytest.raises(CalleeDied, match=r"the reply of 'victim' cannot be decoded: a shared buffer .*sender is gone"):
         caller.rpc_sync("victim", "echo", large())
 
@@ -251,7 +251,7 @@ def test_a_process_in_another_container_receives_copies(join: Join, monkeypatch:
             for number in range(3):
                 assert (caller.rpc_sync("elsewhere", "echo", large(number)) == large(number)).all()
                 assert (caller.rpc_async("elsewhere", "echo", large(number)).wait(20) == large(number)).all()
-            assert not lent_of(caller)._sender.reaches(party_of(caller, "elsewhere"))
+            assert not arrays_of(caller)._sender.reaches(party_of(caller, "elsewhere"))
             assert came == [False]  # the callee's own trial
         finally:
             elsewhere.kill()

@@ -55,7 +55,7 @@ def next_line(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise AssertionError(f"it ended with {process.wait()} and said:\n{process.communicate()[1]}")
+        raise AssertionError(f"it ended with {process.wait()} and printed:\n{process.communicate()[1]}")
     return json.loads(line)
 
 

@@ -318,9 +318,76 @@ def weights_far_apart(seed: int) -> Network:
     return network
 
 
+@neuron_model(
+    states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
+    receptors=("input",),
+    parameters={"threshold_mv": 20.0, "sigma_mv": 1.5},
+)
+def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
+    """Several draws in a step, some of which decide whether it spikes, as the time does."""
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
+    return spike, 0.0 if spike else v_mv, random + t_ms, uniform
+
+
+def noise_and_time(seed: int) -> Network:
+    """Models that draw random numbers, from the streams of Poisson inputs if there are any, and know the time."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 340, noisy)
+    b = network.population("b", 133, noisy(sigma_mv=6.0))
+    network.connect(a, b, FixedInDegree(k=6), 3.0, Uniform(0.1, 2.0))
+    network.connect(b, a, FixedInDegree(k=9), 2.0, Uniform(0.3, 3.0))
+    network.poisson(a, rate_hz=3000.0, weight=4.0)
+    network.record(a)
+    network.record(b)
+    network.record(b, "seen", every_ms=0.3, subset=[132, 0, 65])
+    network.record(a, "bits", every_ms=0.7)
+    return network
+
+
+@neuron_model(
+    states={"v_mv": 0.0, "left": 0},
+    receptors=("input",),
+    parameters={"tau_ms": 20.0, "pause": 3, "bias_mv": 0.1, "threshold_mv": 20.0},
+    constants=lambda p, dt_ms: {"keep": max(0.5, 1.0 - dt_ms / p["tau_ms"]), "wait": 2 * int(p["pause"])},
+)
+def pausing(v_mv, left, input, uniform, keep, wait, pause, bias_mv, threshold_mv):
+    """`constants` is a function of numbers; `pause` is an int, of which a random part of the spikes waits twice."""
+    v_mv = v_mv * keep + bias_mv + (input if left == 0 else 0.0)
+    spike = v_mv >= threshold_mv
+    longer = wait if uniform < 0 else pause
+    return spike, 0.0 if spike else v_mv, longer if spike else max(left - 1, 0)
+
+
+def every_neuron_differs(seed: int) -> Network:
+    """Parameters that are arrays or drawn, in built-in and own models, and a population that has none of them."""
+    network = Network(dt_ms=0.1, seed=seed)
+    drawn = lif_exp_two(
+        tau_m_ms=LogNormal(2.3, 0.3), v_threshold_mv=Normal(-55.0, 1.0), refractory_ms=Uniform(0.5, 4.0)
+    )
+    cells = network.population("cells", 290, drawn, v_mv=Uniform(-70.0, -56.0))
+    adaptive = network.population("adaptive", 37, adex(a_ns=Normal(4.0, 1.0), v_t_mv=np.linspace(-52.0, -48.0, 37)))
+    noise = network.population("noise", 60, poisson_source(rate_hz=np.linspace(0.0, 120.0, 60)))
+    own = network.population("own", 95, pausing(pause=np.arange(95) % 7, tau_ms=[10.0, 20.0, 30.0, 25.0, 15.0] * 19))
+    same = network.population("same", 50, lif_exp_two())
+    network.connect(noise, cells, FixedInDegree(k=9), weight=Normal(150.0, 20.0), delay_ms=Uniform(0.1, 3.0))
+    network.connect(cells, cells, FixedInDegree(k=9), weight=Uniform(10.0, 70.0), plasticity=STDP.additive(w_max=90.0))
+    network.connect(cells, adaptive, FixedInDegree(k=20), weight=8.0, delay_ms=0.1)
+    network.connect(cells, own, FixedInDegree(k=20), weight=2.0, delay_ms=0.7)
+    network.connect(own, same, FixedInDegree(k=20), weight=90.0, delay_ms=0.4)
+    network.poisson(cells, rate_hz=3000.0, weight=60.0)
+    network.current(cells, np.linspace(-50.0, 200.0, 290))
+    network.current(adaptive, 700.0)
+    for population in network.populations:
+        network.record(population)
+    network.record(cells, "v_mv", every_ms=0.5, subset=[289, 0, 144, 145])
+    return network
+
+
 NETWORKS = {
     "weights far apart": Case(weights_far_apart, 700, (3,)),
     "mixed models": Case(mixed_models, 1000, (2, 5)),
+    "every neuron differs": Case(every_neuron_differs, 800, (3, 1)),
     "tiny populations": Case(tiny_populations, 1000, (5,)),
     "inputs alone": Case(inputs_alone, 1200, (3,)),
     "every neuron learns": Case(every_neuron_learns, 1000, (1, 3)),
@@ -329,4 +396,5 @@ NETWORKS = {
     "one long delay": Case(one_long_delay, 1000, (3,)),
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
+    "noise and time": Case(noise_and_time, 600, (2,)),
 }

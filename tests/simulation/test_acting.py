@@ -171,7 +171,7 @@ def test_a_state_saved_at_any_step_continues_on_other_shards(
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_it_does_not_matter_when_histories_were_flushed(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are, whenever weights are looked at, and when there is no room: which spikes count does not depend on it."""
+    """Reading weights, and a full history, flush it; results do not depend on the time."""
     expected = reference()
     monkeypatch.setattr(plastic_tables, "FIRST_CAPACITY", 1)
     with Simulation(acted_upon(), executor=ByTurns(workers)) as simulation:

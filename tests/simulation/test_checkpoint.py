@@ -168,7 +168,7 @@ def test_a_disk_that_is_full(
 
 
 def test_a_disk_that_is_full_for_workers(tmp_path: Path, small_disk: Callable[[int], None]) -> None:
-    """They have the limit from the start, so it must be above what their other files need."""
+    """Workers have the limit from the start, so it must be above what their other files need."""
     network = driven(n=400)
     network.connect(
         "cells", "cells", FixedInDegree(k=2000), 0.0, plasticity=HomeostaticScaling(5.0, w_max=1.0), name="large"

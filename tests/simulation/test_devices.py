@@ -261,7 +261,7 @@ def test_an_error_in_the_middle_of_a_launch_is_not_gone_on_from(counted: type[Co
 
 @twin
 def test_simulations_of_one_network_in_several_threads() -> None:
-    """They have the same kernels, which know one of them at a time."""
+    """Simulations of one network share kernels, which serve one of them at a time."""
     network = NETWORKS["one long delay"].make(SEED)
     with Simulation(network) as simulation:
         expected = simulation.step(30).fingerprint

@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["kill_at", "killed_at_each"]
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
-FILE_CALLS = ("flush", "fsync", "close", "serialize_file", "__exit__")  # of which nobody else is told
+FILE_CALLS = ("flush", "fsync", "close", "serialize_file", "__exit__")  # which no other code observes
 
 
 def kill_at(operation: int, folder: str) -> None:

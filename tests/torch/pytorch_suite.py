@@ -2,7 +2,7 @@
 
 PyTorch starts new processes for each of its tests. Here the ranks stay, and each test has a process group and a
 folder of its own, as PyTorch's driver gives it. Its decorators decide by the name of the backend what applies; a
-name they do not know would skip much that does, so they are told "gloo", the other backend for CPU tensors, while
+name they do not know would skip much that does, so they get the name "gloo", the other backend for CPU tensors, while
 the group that the test gets is shm. What then fails only because it is not gloo is listed in NOT_FOR_SHM.
 """
 

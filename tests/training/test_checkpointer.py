@@ -419,7 +419,7 @@ def _killed_in_a_shard(folder: str) -> None:
     for step in (1, 2):  # once beside a state that is kept, once where there is none
         child = os.fork()
         if child == 0:
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills who writes beyond the limit
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills a process that writes beyond the limit
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             checkpointer.save(step)

@@ -204,7 +204,7 @@ def too_large(context: Any) -> list[str]:
         codec.exchange(bucket, context.world, 1.0, 0)
         checks.equal(bool(bucket.values.isfinite().all()), True, "finite")
         checks.equal(float(bucket.values.min()) > 65504 / 2, True, "large")
-    checks.equal(codec.relative_error() > 0.9, True, "the error is told")
+    checks.equal(codec.relative_error() > 0.9, True, "the error is reported")
     return checks.failures
 
 

@@ -75,7 +75,7 @@ def same_gradients(checks: Checks, got: nn.Module, expected: nn.Module, what: st
 
 
 def parts(context: Any, step: int, data: Callable[[int, int], tuple[Tensor, Tensor]] = numbers) -> tuple[Any, ...]:
-    """This rank's rows and targets, all rows and targets, and how many rows each rank has."""
+    """Return the rows and targets of this rank, all rows and targets, and how many rows each rank has."""
     rows = rows_of(SPLIT, step, context.world_size)
     x, y = data(step, sum(rows))
     own = mine(rows, context.rank)
@@ -182,7 +182,7 @@ def sums(context: Any, checks: Checks, options: dict[str, Any] = TINY) -> None:
 def own_weights(context: Any, checks: Checks) -> None:
     """A mean over what is not ignored, of which ranks have other shares than of rows."""
 
-    class Told(nn.Module):
+    class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = plain_net()
@@ -191,7 +191,7 @@ def own_weights(context: Any, checks: Checks) -> None:
             result: Tensor = self.inner(x)
             return result
 
-    whole, model = Told(), DataParallel(Told(), weigh=lambda args, kwargs: float((args[1] != -100).sum()))
+    whole, model = Weighted(), DataParallel(Weighted(), weigh=lambda args, kwargs: float((args[1] != -100).sum()))
     x, _, whole_x, _, rows = parts(context, 0)
     classes = torch.arange(sum(rows)) % 2
     classes[1 : rows[0]] = -100
@@ -382,7 +382,7 @@ def frozen_later(context: Any, checks: Checks, options: dict[str, Any] = TINY) -
 
 
 def frozen_alone(context: Any, checks: Checks) -> None:
-    """One rank freezes a layer, and the others do not: nobody waits for anybody, and all are told who it was."""
+    """One rank freezes a layer, and the others do not: nobody waits for anybody, and all get an error that names it."""
     odd = context.world_size - 1
     if not odd:
         return

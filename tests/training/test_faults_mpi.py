@@ -54,7 +54,7 @@ def test_the_other_ranks_get_an_error(kind: str, status: int, reason: str) -> No
     if kind == "dies":  # mpirun ends the others
         assert time.monotonic() - times["it happens"] < fault_script.DEADLINE_S / 2, output
         assert "rank 1" in output
-    else:  # they are told, and mpirun lets them save what they have
+    else:  # they get a signal, and mpirun lets them save what they have
         assert times["lost rank"] - times["it happens"] < NOTICED_WITHIN_S, output
         for rank in (0, 2):
             assert f"rank {rank} lost rank 1: {reason}" in output, output

@@ -53,10 +53,10 @@ class World:
 
     def push(self, name: str) -> None:
         version, newest = self.computing.pop(name), self.membership.version
-        verdict = self.membership.push(name, version, self.now)
-        assert verdict.missed == newest - version
+        outcome = self.membership.push(name, version, self.now)
+        assert outcome.missed == newest - version
         self.waiting.add(name)
-        if verdict.accepted:
+        if outcome.accepted:
             self.given.append((name, version))
             for other, counts in self.steps_of_others.items():
                 if other != name:

@@ -270,7 +270,7 @@ def test_a_membrane_step_for_step(name: str, nest_results: dict[str, Any]) -> No
 
 
 class Plastic:
-    """Pairs of neurons that spike when told to; three delays, bursts, and every order around coincidence."""
+    """Pairs of neurons that spike in given steps; three delays, bursts, and every order around coincidence."""
 
     steps, pairs = 4000, 9
 

@@ -9,5 +9,6 @@ targets, and renders itself for a terminal, as plain text, as Markdown and as JS
 - `machine`: the hardware and versions that figures belong to, and whether the machine is idle enough to trust them
 - `processes`: start and end the processes of a benchmark
 - `contenders`, `rank`: groups of ranks that measure what the benchmark requests
-- `collectives`, `brain`, `mesh`, `rpc`, `training`: what each benchmark measures
+- `programs`: find other simulators, and run a program of one
+- `collectives`, `brain`, `models`, `mesh`, `rpc`, `training`: what each benchmark measures
 """

@@ -193,8 +193,8 @@ def brain(
     quick
         Smaller networks, less model time, one round.
     """
+    from neuraxis.bench import programs
     from neuraxis.bench.brain import plan as plans
-    from neuraxis.bench.brain import programs
     from neuraxis.bench.brain.measure import measure
     from neuraxis.bench.brain.report import report
 
@@ -235,6 +235,76 @@ def brain(
         return _Run(max(numbers), run, of_regions.report)
 
     return _bench("brain", output, prepare_regions if regions else prepare)
+
+
+@_command
+def models(
+    *,
+    cases: str | None = None,
+    neurons: int = 4000,
+    time_ms: float | None = None,
+    repeats: int | None = None,
+    peers: str = "nest,brian2",
+    peers_python: str | None = None,
+    timeout: float = 600.0,
+    quick: Annotated[bool, _flag] = False,
+    output: Output = _OUTPUT,
+) -> int:
+    """Time one step of a neuron for every built-in model, and of small networks, on one core.
+
+    Prints the nanoseconds of processor time for one neuron and step, on neuraxis, NEST and Brian2 (C++), for the same
+    model with the same step, and how many times as long the others take. The networks (cuba, coba) also have
+    synapses.
+
+    Parameters
+    ----------
+    cases
+        Models and networks to measure, such as adex,cuba; default: all.
+    neurons
+        Neurons of a model, each with a current of its own.
+    time_ms
+        Model time of a sample on neuraxis; the other simulators run a fifth of it; default: 1000, with --quick 100.
+    repeats
+        Rounds, of which the median counts; default: 3, with --quick 1.
+    peers
+        Peers to compare with: nest, brian2, or none.
+    peers_python
+        The Python that has the peers; default: that of NEURAXIS_PEERS, else of .venv-peers (see benchmarks/peers.sh).
+    timeout
+        Seconds after which a process is ended and counts as failed.
+    quick
+        Less model time, one round.
+    """
+    from neuraxis.bench import programs
+    from neuraxis.bench.models.catalogue import CASES, NETWORKS
+    from neuraxis.bench.models.measure import Plan, measure
+    from neuraxis.bench.models.report import report
+
+    def prepare() -> _Run:
+        known = [case.name for case in (*CASES, *NETWORKS)]
+        chosen = parse_choices(peers, "--peers", programs.PEERS, none=True)
+        python = programs.find_peers_python(peers_python) if chosen else sys.executable
+        gone = programs.left_out_peers(chosen, python)
+        rounds = repeats if repeats is not None else 1 if quick else 3
+        check_rounds(rounds)
+        model_time = time_ms if time_ms is not None else 100.0 if quick else 1000.0
+        for option, value, fewest in (("--neurons", neurons, 1), ("--time-ms", model_time, 1.0)):
+            if not value >= fewest or math.isinf(value):
+                raise InvalidArgument(f"{option} {value:g}: {fewest:g} or more is expected")
+        plan = Plan(
+            cases=tuple(known) if cases is None else parse_choices(cases, "--cases", known),
+            peers=tuple(peer for peer in chosen if peer not in gone),
+            neurons=neurons,
+            time_ms=model_time,
+            peer_time_ms=max(1.0, model_time / 5),
+            network_ms=model_time,
+            repeats=rounds,
+            limit_s=timeout,
+            peers_python=python,
+        )
+        return _Run(1, partial(measure, plan, list(gone.values())), report)
+
+    return _bench("models", output, prepare)
 
 
 @_command

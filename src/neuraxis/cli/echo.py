@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, check_listening, run_tool
+from neuraxis.cli.mesh_options import ConnectionWatch, MeshToolOptions, check_listening, run_tool
 
 if TYPE_CHECKING:
     from neuraxis.mesh import Node
@@ -35,12 +35,14 @@ Examples:
     neuraxis hz motor/status --seconds 10 --json | tail -1 | jq .rate_hz
 
 Intervals are between arrivals in this process. With more than about ten
-thousand messages a second, this command itself may lose some.
+thousand messages a second, this command itself may lose some. When the router
+or all nodes are lost meanwhile, a line on stderr says so.
 
 Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
 mesh cannot be reached; 2 for wrong usage."""
 
 _LINE_S = 1.0
+_LOOK_S = 0.25  # between two looks at the connection, while no message arrives
 _HEADINGS = ("Hz", "mean ms", "min ms", "max ms", "std ms", "B/s", "lost")
 _WIDTHS = (9, 8, 8, 8, 8, 7, 5)
 
@@ -76,13 +78,14 @@ def _hz(
 
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         windows: dict[str, RateWindow] = {}
+        connection = ConnectionWatch("hz", node)
         with Monitor(node, key) as listener:
             if not as_json:
                 print(_columns(_HEADINGS), "key", sep="  ", flush=True)
             line_at = time.monotonic()
             while line_at < deadline:
                 line_at = min(line_at + _LINE_S, deadline)
-                time.sleep(max(0.0, line_at - time.monotonic()))
+                connection.sleep_until(line_at)
                 for message in listener.take():
                     windows.setdefault(message.key, RateWindow(window)).note(message.time, message.size)
                 now = time.monotonic()
@@ -139,7 +142,7 @@ Examples:
 In JSON arrays are lists, bytes are base64 and NaN is null; if a message
 cannot be decoded, "malformed" has the reason and "payload" the data (base64).
 For a topic of kind "state" or "event", the last earlier message is printed
-first.
+first. When the router or all nodes are lost meanwhile, a line on stderr says so.
 
 Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
 mesh cannot be reached; 2 for wrong usage."""
@@ -180,9 +183,11 @@ def _echo(
         left = math.inf if count is None else count
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         printed = 0
+        connection = ConnectionWatch("echo", node)
         with Monitor(node, key, payloads=True, last=True) as listener:
             while printed < left and time.monotonic() < deadline:
-                message = listener.get(min(1.0, deadline - time.monotonic()))
+                connection.look()
+                message = listener.get(min(_LOOK_S, deadline - time.monotonic()))
                 if message is not None:
                     print(_data(message) if as_json else _line_echo(message, raw), flush=True)
                     printed += 1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OBSERVER",
+    "ConnectionWatch",
     "MeshOptions",
     "MeshToolOptions",
     "check_listening",
@@ -38,6 +39,7 @@ __all__ = [
 OBSERVER = "observer"  # the role whose keys the tools use
 
 _SEVERAL = Parameter(negative=())
+_LOOK_S = 0.25  # interval at which a tool looks for its router and for other nodes
 _DISCOVERY_S = 1.2  # nodes that lost their seed look for a new one every half second
 _QUIET_S = 0.15
 
@@ -203,6 +205,45 @@ def wait_for_others(node: Node) -> None:
         if count and time.monotonic() - since > _QUIET_S:
             return
         time.sleep(0.01)
+
+
+class ConnectionWatch:
+    """Prints a line on stderr when the node of a tool has lost its router or all other nodes, and when it is back.
+
+    A tool that only waits for messages would otherwise look as if nothing was published.
+    """
+
+    def __init__(self, command: str, node: Node) -> None:
+        self._command = command
+        self._node = node
+        self._trouble = ""
+        self._next_look = 0.0
+
+    def look(self) -> None:
+        """Print a line if something has changed; cheap enough for every message."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        trouble = self.trouble()
+        if trouble != self._trouble:
+            again = "connected to the router again" if self._node.topology.connect else "there are nodes again"
+            print(f"neuraxis {self._command}: {trouble or again}", file=sys.stderr, flush=True)
+        self._trouble = trouble
+
+    def sleep_until(self, moment: float) -> None:
+        """Sleep until a moment of `time.monotonic`, and look meanwhile."""
+        self.look()
+        while (left := moment - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            self.look()
+
+    def trouble(self) -> str:
+        """Return what keeps messages from arriving; "" if nothing is known to."""
+        if not self._node.connected:
+            routers = ", ".join(self._node.topology.connect) or "of the Zenoh configuration"
+            return f"the connection to the router ({routers}) is lost; it is retried, start the router again"
+        return "no nodes: all have left, or this machine is disconnected" if self._node.alone else ""
 
 
 class _EndingSignals:

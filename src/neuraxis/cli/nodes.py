@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from neuraxis.cli.errors import FAILURE
-from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool, wait_for_others
+from neuraxis.cli.mesh_options import ConnectionWatch, MeshToolOptions, check_positive, run_tool, wait_for_others
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,6 +119,7 @@ when the mesh cannot be reached, or another program has its port; 2 for wrong
 usage."""
 
 _REDRAW_S = 1.0
+_LOOK_S = 0.25
 _ANSWER_S = 0.5
 _SETTLE_S = 2.0
 
@@ -192,13 +193,14 @@ def _watch_table(node: Node, console: Console) -> int:
     from neuraxis.report.mesh import NODES, node_rows, rich_table
     from neuraxis.threads import Empty, TimedQueue
 
+    connection = ConnectionWatch("nodes", node)
     changes: TimedQueue[Peer] = TimedQueue()
     node.on_join(changes.put)
     node.on_leave(changes.put)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             here = node.peers(_ANSWER_S)
-            empty = _all_gone(node) if node.alone else "no nodes yet"
+            empty = connection.trouble() or "no nodes yet"
             live.update(rich_table(NODES, node_rows(here)) if here else Text(empty), refresh=True)
             try:
                 changes.get(timeout=_REDRAW_S)
@@ -216,14 +218,11 @@ def _watch_lines(node: Node, as_json: bool) -> int:
     changes: TimedQueue[tuple[str, Peer]] = TimedQueue()
     node.on_leave(lambda peer: changes.put(("leave", peer)))
     node.on_join(lambda peer: changes.put(("join", peer)))
-    alone = False
+    connection = ConnectionWatch("nodes", node)
     while True:
-        if node.alone != alone:
-            alone = not alone
-            if alone:
-                print(f"neuraxis nodes: {_all_gone(node)}", file=sys.stderr)
+        connection.look()
         try:
-            event, peer = changes.get(timeout=_REDRAW_S)
+            event, peer = changes.get(timeout=_LOOK_S)
         except Empty:
             continue
         if as_json:
@@ -235,12 +234,6 @@ def _watch_lines(node: Node, as_json: bool) -> int:
         else:
             words = [event.ljust(5), peer.name, peer.role or "-", peer.host, str(peer.pid)]
             print("  ".join(map(printable, words)), flush=True)
-
-
-def _all_gone(node: Node) -> str:
-    if not node.connected:
-        return f"no nodes: the connection to the router ({', '.join(node.topology.connect)}) is lost"
-    return "no nodes: all have left, or this machine is disconnected"
 
 
 def _empty(node: Node) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from neuraxis.cli.mesh_options import MeshToolOptions, check_positive, run_tool, wait_for_others
+from neuraxis.cli.mesh_options import ConnectionWatch, MeshToolOptions, check_positive, run_tool, wait_for_others
 from neuraxis.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ Examples:
 The last part of KEY is the topic, unless the mesh has a node whose name is
 another prefix of it. The command waits for a subscriber (--timeout), then
 publishes in any case: without subscribers the message is lost. A state or
-event is available to late subscribers only while the command runs.
+event is available to late subscribers only while the command runs. When the
+router or all nodes are lost meanwhile, a line on stderr says so.
 
 Exit codes: 0 with a subscriber, and at Ctrl-C without --count; 1 without a
 subscriber, or when the mesh cannot be reached; 2 for wrong usage; 130 when
@@ -109,6 +110,7 @@ def _pub(
         limit = math.inf if endless else count or 1
         sent, subscribed = 0, has_subscriber(node, key, timeout)
         at = time.monotonic()
+        connection = ConnectionWatch("pub", node)
         try:
             while sent < limit:
                 node.publish(topic, _value(value, codec), kind, codec=codec)
@@ -116,7 +118,7 @@ def _pub(
                 subscribed = subscribed or has_subscriber(node, key, 0.0)
                 if sent < limit:
                     at = max(at + 1 / (rate or 1.0), time.monotonic() - 1.0)  # missed messages are not sent later
-                    time.sleep(max(0.0, at - time.monotonic()))
+                    connection.sleep_until(at)
         finally:
             _print(key, node.name, sent, subscribed, as_json)
         return 0 if subscribed else 1

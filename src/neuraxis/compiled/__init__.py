@@ -44,7 +44,8 @@ __all__ = [
 Function = TypeVar("Function")
 
 _PACKAGE = Path(__file__).parent.parent  # neuraxis
-_CONSTANTS = ("engine/tables.py", "network/modulation.py")  # their constants and dtypes are compiled into kernels
+# Their constants and dtypes are compiled into kernels.
+_CONSTANTS = ("engine/tables.py", "network/drawing.py", "network/modulation.py")
 
 
 def compiled(function: Function) -> Function:

@@ -29,6 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
+    "allocate_file_range",
     "bits_to_float32",
     "call_fold",
     "copy_bytes",
@@ -46,7 +47,6 @@ __all__ = [
     "store",
     "store_ordered",
     "store_release",
-    "take_file_room",
     "wake_all",
     "yield_counted",
     "yield_cpu",
@@ -268,7 +268,7 @@ if hasattr(os, "posix_fallocate"):
     _posix_fallocate = types.ExternalFunction("posix_fallocate", types.int32(types.int32, types.int64, types.int64))
 
     @njit
-    def take_file_room(descriptor: int, offset: int, length: int) -> bool:
+    def allocate_file_range(descriptor: int, offset: int, length: int) -> bool:
         """Reserve memory for a part of a file in memory; return whether there was enough."""
         reason = _posix_fallocate(types.int32(descriptor), offset, length)
         return reason == 0 or reason == errno.EOPNOTSUPP or reason == errno.EINVAL
@@ -276,7 +276,7 @@ if hasattr(os, "posix_fallocate"):
 else:
 
     @njit
-    def take_file_room(descriptor: int, offset: int, length: int) -> bool:
+    def allocate_file_range(descriptor: int, offset: int, length: int) -> bool:
         """Reserve nothing: not possible on this system."""
         return True
 

@@ -50,8 +50,14 @@ _MOST_UNROLLED = 400  # statements
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
 
 _ADDRESS = types.int64
-_UPDATE = types.void(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.float32)
+_UPDATE = types.void(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.float32, types.int64)
 _POISSON = types.void(_ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.int32)
+
+# What the engine gives to all neurons of a population.
+_FROM_ENGINE = {"current_pa": "current_pa", "step": "_i(step)", "t_ms": "t_ms"}
+
+# Random numbers of each kind, from the 32 bits of a draw.
+_DRAWN = {"normal": "drawn_normal(random)", "random": "drawn_random(random)", "uniform": "random"}
 
 _HEADER = """\
 import numpy as np
@@ -78,23 +84,33 @@ class BlockLayout:
     stream: int | None  # the first of the two rows of the random stream
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    parameters: tuple[str, ...] = ()  # the last rows: constants that differ between neurons, which are only read
+    parameter_is_integer: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, model: NeuronModel, *, poisson: bool, current: bool) -> BlockLayout:
         rows = len(model.states)
         stream = None
-        if poisson or model.takes_uniform:
+        if poisson or model.draws:
             stream, rows = rows, rows + 2
         own_current = None
         if current:
             own_current, rows = rows, rows + 1
+        rows += len(model.rows)
         return cls(
             states=tuple(model.states),
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
             rows=rows,
+            parameters=tuple(model.rows),
+            parameter_is_integer=tuple(row.is_integer for row in model.rows.values()),
         )
+
+    @property
+    def first_parameter(self) -> int:
+        """The row of the first of `parameters`."""
+        return self.rows - len(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -121,10 +137,10 @@ def update_function(
 ) -> Any:
     """Return the compiled function that advances n neurons of a block by one step.
 
-    Its C signature is void update(block, accumulators, flags, n, constants, current_pa). `accumulators` holds BLOCK
-    int32 for each receptor, then for each additional accumulator (of the receptors `extra`); they are read and set to
-    0. `flags` gets a byte for each neuron, 1 if it spikes. `constants` are 32-bit words: a scale for each accumulator,
-    the model's constants in the order of `constants`, and its signals.
+    Its C signature is void update(block, accumulators, flags, n, constants, current_pa, step). `accumulators` holds
+    BLOCK int32 for each receptor, then for each additional accumulator (of the receptors `extra`); they are read and
+    set to 0. `flags` gets a byte for each neuron, 1 if it spikes. `constants` are 32-bit words: a scale for each
+    accumulator, the model's constants in the order of `constants`, and its signals.
     """
     return generated_update(model, layout, constants, extra).compiled()
 
@@ -166,7 +182,7 @@ def _update_source(
         function.name = "advance_neuron"
         lines += ["", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
     lines += [
-        "def update(block, accumulators, flags, n, constants, current_pa):",
+        "def update(block, accumulators, flags, n, constants, current_pa, step):",
         "    widest_vectors()",
         f"    F = f32(block, {layout.rows * BLOCK})",
         f"    I = i32(block, {layout.rows * BLOCK})",
@@ -181,20 +197,28 @@ def _update_source(
         lines.append(f"    c_{name} = {'CI' if isinstance(value, int) else 'CF'}[{position}]")
     for position, name in enumerate(model.signals, start=rows + len(constants)):
         lines.append(f"    c_{name} = CF[{position}]")
+    if model.takes("t_ms"):
+        assert model.dt_ms is not None  # it is a model of a network
+        lines.append(f"    t_ms = _f(_d(step) * {model.dt_ms!r})")
     lines.append("    for k in range(n):")
     body: list[str] = []
     given: dict[str, str] = {name: f"c_{name}" for name in (*constants, *model.signals)}
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
         given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
+    own = zip(layout.parameters, layout.parameter_is_integer, strict=True)
+    for row, (name, integer) in enumerate(own, start=layout.first_parameter):
+        given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"_f(A[{place * BLOCK} + k]) * scale_{place}" for place in places)
-    given["current_pa"] = "current_pa"
+    given |= {name: source for name, source in _FROM_ENGINE.items() if model.takes(name)}
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"
-    if model.takes_uniform and layout.stream is not None:
+    for name, kind in model.draws.items():
+        assert layout.stream is not None
         body += _draw(layout.stream * BLOCK)
-        given["uniform"] = "random"
+        body.append(f"d_{name} = {_DRAWN[kind]}")
+        given[name] = f"d_{name}"
     if len(_returns(function)) > 1:
         body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
     else:

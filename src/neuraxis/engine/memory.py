@@ -50,16 +50,17 @@ f32, f64 = map(array_of, (np.float32, np.float64))
 
 @intrinsic
 def call_update(
-    typingctx: Any, function: Any, block: Any, accumulators: Any, flags: Any, n: Any, constants: Any, current: Any
-) -> Any:
+    typingctx: Any, function: Any, block: Any, accumulators: Any, flags: Any, n: Any, constants: Any, current: Any,
+    step: Any,
+) -> Any:  # fmt: skip
     """Call the compiled update of a model (`codegen.update_function`) at address `function`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_INT64] * 5 + [_FLOAT])
+        kind = ir.FunctionType(ir.VoidType(), [_INT64] * 5 + [_FLOAT, _INT64])
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6, types.float32), codegen
+    return types.void(*[types.int64] * 6, types.float32, types.int64), codegen
 
 
 @intrinsic

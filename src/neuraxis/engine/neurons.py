@@ -80,6 +80,8 @@ def make_parts(network: Network, slices: tuple[Slice, ...]) -> list[NeuronPart]:
             distribution = population.initial.get(name, as_distribution(default, name))
             drawn = initial_values(distribution, network.seed, population.index, place, part.first, part.last)
             made.put_state(name, np.rint(drawn) if layout.is_integer[place] else drawn)
+        for place, values in enumerate(model.rows.values(), start=layout.first_parameter):
+            made.put_row(place, np.ascontiguousarray(values.array[part.first : part.last]).view(np.uint32))
         if layout.stream is not None:
             streams = np.empty((2, part.n), np.uint32)
             _seed_streams(np.uint64(network.seed), population.index, part.first, streams)

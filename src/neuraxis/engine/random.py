@@ -11,8 +11,6 @@ which bounds weights before anything is drawn. Poisson variates are compared wit
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from neuraxis.engine.codegen import BLOCK, POISSON_SIZES, Generated, generated_poisson
-from neuraxis.network.arithmetic import exp, log
+from neuraxis.network.arithmetic import exp
+from neuraxis.network.drawing import NORMAL_CELLS, normal_table
 
 __all__ = [
     "PURPOSE_CONNECT",
@@ -45,9 +44,6 @@ GOLDEN = _u(0x9E3779B97F4A7C15)
 
 # No literals: Numba would compile `key_of` for each of them.
 PURPOSE_STREAM, PURPOSE_INITIAL, PURPOSE_CONNECT, PURPOSE_COUNT, PURPOSE_WEIGHT = map(_u, range(1, 6))
-
-_OCTAVES = 32
-_CELLS = 64
 
 
 @njit
@@ -79,7 +75,7 @@ def normal(bits: Any, table: Any) -> Any:
     octave = _leading_zeros(v) - 1
     scaled = v << np.uint32(octave + 1)  # the leading one is at bit 31
     mantissa = scaled & np.uint32(0x7FFFFFFF)
-    cell = octave * _CELLS + np.int64(mantissa >> np.uint32(25))
+    cell = octave * NORMAL_CELLS + np.int64(mantissa >> np.uint32(25))
     fraction = np.float64(mantissa & np.uint32(0x1FFFFFF)) * 2.0**-25
     z = table[cell, 0] + fraction * table[cell, 1]
     # Multiply by the sign: a branch on a random bit would be mispredicted every other time.
@@ -115,28 +111,6 @@ def binomial(n: Any, share: Any, key: Any) -> Any:
         else:
             undecided -= ones
     return successes
-
-
-@cache
-def normal_table() -> NDArray[np.float64]:
-    """Return (value at the start, change over the cell) for each cell of tail probabilities.
-
-    Cell c of an octave starts at the tail probability 2**-(octave + 2) * (1 + c / 64). The octave of p in (0, 1/2] is
-    the number of leading zeros of 2p, so the relative width of cells is the same everywhere in the tail.
-    """
-    log_2 = log(2.0)
-    logs = [log(1.0 + cell / _CELLS) for cell in range(_CELLS)]
-    edges = np.empty((_OCTAVES, _CELLS + 1))
-    for octave in range(_OCTAVES):
-        for cell in range(_CELLS):
-            p = 2.0 ** -(octave + 2) * (1.0 + cell / _CELLS)
-            edges[octave, cell] = -_normal_quantile(p, logs[cell] - (octave + 2) * log_2)
-        edges[octave, _CELLS] = edges[octave - 1, 0] if octave else 0.0
-    table = np.empty((_OCTAVES * _CELLS, 2))
-    table[:, 0] = edges[:, :-1].ravel()
-    table[:, 1] = np.diff(edges, axis=1).ravel()
-    table.flags.writeable = False
-    return table
 
 
 def poisson_kernel(table: NDArray[Any]) -> Generated | None:
@@ -179,43 +153,6 @@ def poisson_thresholds(mean: float) -> NDArray[np.int32] | None:
     if size is None:
         return None
     return np.array(thresholds + [2**31 - 1] * (size - len(thresholds)), np.int32)
-
-
-# Wichura's rational approximation (AS 241, PPND16): relative error about 1e-16.
-_CENTRE = (
-    (3.3871328727963666080, 133.14166789178437745, 1971.5909503065514427, 13731.693765509461125,
-     45921.953931549871457, 67265.770927008700853, 33430.575583588128105, 2509.0809287301226727),
-    (1.0, 42.313330701600911252, 687.18700749205790830, 5394.1960214247511077,
-     21213.794301586595867, 39307.895800092710610, 28729.085735721942674, 5226.4952788528545610),
-)  # fmt: skip
-_NEAR = (
-    (1.42343711074968357734, 4.63033784615654529590, 5.76949722146069140550, 3.64784832476320460504,
-     1.27045825245236838258, 0.241780725177450611770, 0.0227238449892691845833, 7.74545014278341407640e-4),
-    (1.0, 2.05319162663775882187, 1.67638483018380384940, 0.689767334985100004550,
-     0.148103976427480074590, 0.0151986665636164571966, 5.47593808499534494600e-4, 1.05075007164441684324e-9),
-)  # fmt: skip
-_FAR = (
-    (6.65790464350110377720, 5.46378491116411436990, 1.78482653991729133580, 0.296560571828504891230,
-     0.0265321895265761230930, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7),
-    (1.0, 0.599832206555887937690, 0.136929880922735805310, 0.0148753612908506148525,
-     7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15),
-)  # fmt: skip
-
-
-def _normal_quantile(p: float, log_p: float) -> float:
-    """Return the normal quantile of p <= 1/2, given its correctly rounded logarithm."""
-    q = p - 0.5
-    if abs(q) <= 0.425:
-        return q * _ratio(_CENTRE, 0.180625 - q * q)
-    r = math.sqrt(-log_p)
-    return -(_ratio(_NEAR, r - 1.6) if r <= 5.0 else _ratio(_FAR, r - 5.0))
-
-
-def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: float) -> float:
-    above, below = 0.0, 0.0
-    for a, b in zip(reversed(coefficients[0]), reversed(coefficients[1]), strict=True):
-        above, below = above * x + a, below * x + b
-    return above / below
 
 
 @intrinsic

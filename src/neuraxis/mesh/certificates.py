@@ -393,12 +393,13 @@ def _read_authority(place: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
         matching = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+        _ = certificate.subject, certificate.not_valid_after_utc  # parsed on access; a new certificate takes them over
     except FileNotFoundError as error:
         raise InvalidArgument(
             f"{error.filename}: there is no such file, and no certificate authority (CA) to sign with. Create it with: "
             "neuraxis mesh keys init"
         ) from None
-    except (ValueError, TypeError, unsupported) as error:
+    except (ValueError, TypeError, unsupported, x509.InvalidVersion) as error:
         raise InvalidArgument(f"{place}: the certificate authority cannot be read: {error}") from None
     if not matching:
         raise InvalidArgument(f"{place}: {key_file.name} is not the key of {certificate_file.name}")

@@ -4,6 +4,11 @@ Constants of neuron models (a decay factor for one step, say) are computed with 
 `exp` of two C libraries can differ in the last bit, and one such bit changes the spikes of a network; these functions
 compute with twice the digits of a float64 in `decimal`, which is specified exactly, and round once. Inside the function
 of a neuron model the same names stand for the float32 functions of `neuraxis.engine.arithmetic`.
+
+Each function also takes arrays, as for parameters that differ between neurons, and returns the same bits for each
+element as for the number alone. `exp` of an array computes with pairs of float64 (an error below 2^-70) and leaves to
+`decimal` what that does not round safely, one element in tens of thousands; the other functions call `decimal` for each
+distinct value.
 """
 
 from __future__ import annotations
@@ -12,7 +17,12 @@ import math
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
+from functools import cache, wraps
+from typing import Any, TypeVar, cast, overload
 
+import numpy as np
+
+from neuraxis.arguments import Floats
 from neuraxis.errors import InvalidArgument
 
 __all__ = ["cos", "exp", "expm1", "exprel", "float32", "log", "log1p", "power", "sin", "sqrt", "tanh"]
@@ -24,18 +34,118 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 _SMALL = Decimal("1e-3")  # below it, series instead of differences
 _LARGEST_ANGLE = 2.0**30
 
+# For `exp` of arrays: e^x = 2^(k / _PARTS) e^r with |r| <= ln 2 / (2 _PARTS).
+_PARTS = 64
+_LARGEST_EXPONENT = 700.0  # beyond it, results near the limits of float64 are left to `decimal`
+_SAFE = 2.0**-68  # more than the relative error of the pairs of float64
+_AT_ONCE = 4096  # elements whose intermediate results fit a core's cache
+_SPLITTER = 2.0**27 + 1.0
 
-def exp(x: float) -> float:
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _of_arrays(function: Function) -> Function:
+    """Let a function of numbers take arrays: it is called once for each distinct combination of values."""
+
+    @wraps(function)
+    def called(*arguments: Any) -> Any:
+        if not any(isinstance(one, np.ndarray) for one in arguments):
+            return function(*arguments)
+        given = np.broadcast_arrays(*(np.asarray(one, np.float64) for one in arguments))
+        bits = np.stack([one.ravel() for one in given], axis=1).view(np.int64)
+        distinct, places = np.unique(bits, axis=0, return_inverse=True)
+        found = np.array([function(*row) for row in distinct.view(np.float64).tolist()])
+        return found[places.reshape(given[0].shape)]
+
+    return cast(Function, called)
+
+
+@overload
+def exp(x: float) -> float: ...
+@overload
+def exp(x: Floats) -> Floats: ...
+def exp(x: float | Floats) -> float | Floats:
     """Return e**x.
 
     >>> exp(-0.1)
     0.9048374180359595
     """
+    if isinstance(x, np.ndarray):
+        return _exp_of_array(x)
     if x < -745.0:
         return 0.0
     return float(_CONTEXT.exp(Decimal(x)))
 
 
+def _exp_of_array(x: Floats) -> Floats:
+    given = np.ascontiguousarray(x, np.float64).ravel()
+    found = np.empty_like(given)
+    for first in range(0, len(given), _AT_ONCE):
+        here = given[first : first + _AT_ONCE]
+        easy = np.abs(here) <= _LARGEST_EXPONENT
+        made, safe = _exp_in_pairs(np.where(easy, here, 0.0))
+        for i in np.flatnonzero(~(easy & safe)).tolist():
+            made[i] = exp(float(here[i]))
+        found[first : first + _AT_ONCE] = made
+    return found.reshape(x.shape)
+
+
+def _exp_in_pairs(x: Floats) -> tuple[Floats, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return e^x rounded once, and where that is certainly the correct rounding.
+
+    A number is a sum of two float64, the second below half a unit of the first. Terms of the series of e^r that are
+    below 2^-25 need one float64 only.
+    """
+    (high, middle, low), table = _exp_constants()
+    k = np.rint(x * (_PARTS / math.log(2.0)))
+    # The products with k and the first difference are exact.
+    r, rest = _sum(x - k * high, -(k * middle))
+    r, rest = _sum(r, rest - k * low)
+    square, square_rest = _product(r, r)
+    square_rest = square_rest + 2.0 * r * rest
+    q = 1.0 / 40320.0
+    for coefficient in (5040.0, 720.0, 120.0, 24.0, 6.0):
+        q = q * r + 1.0 / coefficient
+    total, lost = _sum(r, 0.5 * square)
+    p, p_rest = _sum(total, lost + rest + 0.5 * square_rest + q * r * square)
+    part = k.astype(np.int64)
+    t, t_rest = table[part % _PARTS].T
+    product, product_rest = _product(t, p)
+    total, lost = _sum(t, product)
+    y, y_rest = _sum(total, lost + (product_rest + t_rest + t * p_rest + t_rest * p))
+    below, above = y + (y_rest - _SAFE * y), y + (y_rest + _SAFE * y)
+    return np.ldexp(y + y_rest, part // _PARTS), below == above
+
+
+@cache
+def _exp_constants() -> tuple[tuple[float, float, float], Floats]:
+    """Return ln 2 / _PARTS in three parts, and 2^(i / _PARTS) in two each."""
+    step = _WIDE.divide(_WIDE.ln(Decimal(2)), _PARTS)
+    high = math.floor(float(step) * 2.0**42) / 2.0**42  # 36 bits: its products with 17 bits are exact
+    middle = math.floor(float(step - Decimal(high)) * 2.0**78) / 2.0**78
+    low = float(step - Decimal(high) - Decimal(middle))
+    powers = [_WIDE.exp(_WIDE.multiply(step, i)) for i in range(_PARTS)]
+    table = np.array([[float(one), float(_WIDE.subtract(one, Decimal(float(one))))] for one in powers])
+    return (high, middle, low), table
+
+
+def _sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a + b rounded, and what the rounding has lost (Knuth)."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+def _product(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a * b rounded, and what the rounding has lost (Dekker)."""
+    product = a * b
+    a_scaled, b_scaled = _SPLITTER * a, _SPLITTER * b
+    a_high, b_high = a_scaled - (a_scaled - a), b_scaled - (b_scaled - b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@_of_arrays
 def log(x: float) -> float:
     """Return the natural logarithm of x > 0."""
     if not x > 0:
@@ -43,6 +153,7 @@ def log(x: float) -> float:
     return float(_CONTEXT.ln(Decimal(x)))
 
 
+@_of_arrays
 def power(x: float, y: float) -> float:
     """Return x**y; y must be an integer if x < 0, and not negative if x is 0."""
     if y == 0 or x == 1:
@@ -56,6 +167,7 @@ def power(x: float, y: float) -> float:
     return float(_CONTEXT.exp(_CONTEXT.multiply(_CONTEXT.ln(Decimal(x)), Decimal(y))))
 
 
+@_of_arrays
 def expm1(x: float) -> float:
     """Return e**x - 1, also where e**x is close to 1.
 
@@ -67,6 +179,7 @@ def expm1(x: float) -> float:
     return float(_expm1(Decimal(x)))
 
 
+@_of_arrays
 def exprel(x: float) -> float:
     """Return (e**x - 1) / x, and 1 for x = 0.
 
@@ -76,6 +189,7 @@ def exprel(x: float) -> float:
     return 1.0 if x == 0 else float(_WIDE.divide(_expm1(Decimal(x)), Decimal(x)))
 
 
+@_of_arrays
 def log1p(x: float) -> float:
     """Return log(1 + x) for x > -1, also where x is close to 0.
 
@@ -90,6 +204,7 @@ def log1p(x: float) -> float:
     return float(_series(wide, lambda term, k: _WIDE.divide(_WIDE.multiply(term, -wide * (k - 1)), k)))
 
 
+@_of_arrays
 def tanh(x: float) -> float:
     """Return the hyperbolic tangent.
 
@@ -102,6 +217,7 @@ def tanh(x: float) -> float:
     return float(_WIDE.divide(grown, _WIDE.add(grown, 2)))
 
 
+@_of_arrays
 def sin(x: float) -> float:
     """Return the sine of an angle in radians, up to 2**30.
 
@@ -111,6 +227,7 @@ def sin(x: float) -> float:
     return _turned(x, 0)
 
 
+@_of_arrays
 def cos(x: float) -> float:
     """Return the cosine of an angle in radians, up to 2**30.
 
@@ -155,11 +272,18 @@ def _turned(x: float, quarters: int) -> float:
     return float(-found if quarter % 4 >= 2 else found)
 
 
-def float32(x: float) -> float:
+@overload
+def float32(x: float) -> float: ...
+@overload
+def float32(x: Floats) -> Floats: ...
+def float32(x: float | Floats) -> float | Floats:
     """Round x to float32, as kernels store it."""
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float32).astype(np.float64)
     return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
+@_of_arrays
 def sqrt(x: float) -> float:
     """Return the square root, which IEEE 754 rounds correctly everywhere."""
     return math.sqrt(x)

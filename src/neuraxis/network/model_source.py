@@ -1,4 +1,4 @@
-"""Where the functions of neuron models come from: a Python function, or text that is parsed and never executed.
+"""Sources of the functions of neuron models: a Python function, or text that is parsed and never executed.
 
 A `Definition` is the parsed source of one function and the meaning of the names that it reads. Every node of its tree
 knows its file and line, so that errors can name them (`located`), also after the functions that a model calls have
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
+
+import numpy as np
 
 from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument, InvalidType
@@ -54,7 +56,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": round,
     **{name: getattr(arithmetic, name) for name in arithmetic.__all__},
 }
-_LARGEST_WHOLE_POWER = 1024
+_MOST_BITS = 1024  # of a whole number: any that a float64 can hold
+_TOO_LONG = "a whole number of more than 1,024 bits"
 _MODULES = ("neuraxis.network.arithmetic", "math", "__future__")  # that text may import from, which has no effect
 
 
@@ -139,7 +142,9 @@ def defined_in(text: str, filename: str, names: Mapping[str, Any]) -> Definition
         raise InvalidType(f"{filename}: the source of a model is text, not {type(text).__name__}")
     try:
         statements = ast.parse(textwrap.dedent(text)).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError):  # the parser raises both for text that is nested too deeply
+        raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
+    except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         quoted = f": `{error.text.strip()}`" if isinstance(error, SyntaxError) and error.text else ""
@@ -262,7 +267,9 @@ class DerivedConstants:
                 raise InvalidType(f"{model}: constant {name}: text is expected, as in 'exp(-dt_ms / tau_ms)'")
             try:
                 tree = ast.parse(text.strip(), mode="eval").body
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            except (RecursionError, MemoryError):
+                raise InvalidArgument(f"{model}: constant {name}: it is nested too deeply") from None
+            except (SyntaxError, ValueError) as error:
                 raise InvalidArgument(f"{model}: constant {name}: not a valid expression: `{text}`") from error
             self._parsed[name] = tree
             called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -294,7 +301,9 @@ class _Evaluation:
             return tuple(self.value(one) for one in node.elts)
         try:
             return self._number(node)
-        except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
+        except RecursionError:
+            raise InvalidArgument(f"{self._what}: the expression is nested too deeply") from None
+        except (ArithmeticError, ValueError, TypeError) as error:
             if isinstance(error, InvalidArgument):
                 raise
             raise InvalidArgument(f"{self._what}: `{ast.unparse(node)}` has no value: {error}") from error
@@ -304,16 +313,23 @@ class _Evaluation:
             return node.value
         if isinstance(node, ast.Name):
             found = plain(self._names.get(node.id))
-            if isinstance(found, int | float):
-                return found
+            if isinstance(found, int | float | np.ndarray):  # an array: see neuraxis.network.varying
+                return found  # type: ignore[return-value]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             a, b = self._number(node.left), self._number(node.right)
             if isinstance(node.op, ast.Pow):
+                if np.ndim(a) or np.ndim(b):
+                    if np.result_type(a, b).kind != "f":
+                        raise TypeError("powers of whole numbers in arrays")
+                    return arithmetic.power(a, b)
                 if isinstance(a, float) or isinstance(b, float):
                     return arithmetic.power(float(a), float(b))
-                if abs(b) > _LARGEST_WHOLE_POWER:
-                    raise OverflowError("a whole number of this size")
-            return _OPERATORS[type(node.op)](a, b)  # type: ignore[no-any-return]
+                if abs(a) > 1 and abs(b) * a.bit_length() > 2 * _MOST_BITS:  # before it takes memory
+                    raise OverflowError(_TOO_LONG)
+            found = _OPERATORS[type(node.op)](a, b)
+            if isinstance(found, int) and found.bit_length() > _MOST_BITS:
+                raise OverflowError(_TOO_LONG)
+            return found  # type: ignore[no-any-return]
         if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](self._number(node.operand))  # type: ignore[no-any-return]
         if isinstance(node, ast.Compare) and all(type(one) in _OPERATORS for one in node.ops):

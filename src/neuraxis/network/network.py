@@ -161,7 +161,8 @@ class Network:
         n : int
             Number of neurons.
         model : NeuronModel
-            Model with its parameters, as `lif_exp(tau_m_ms=20.0)`.
+            Model with its parameters, as `lif_exp(tau_m_ms=20.0)`. A parameter is a number for all neurons, an array of
+            shape (n,), or a distribution from which each neuron draws its own: `lif_exp(tau_m_ms=Normal(20.0, 2.0))`.
         **initial : float, array_like or Distribution
             Initial values of states, in the unit of the state; arrays have shape (n,). Other states start with the
             value that the model declares.
@@ -173,7 +174,8 @@ class Network:
         Raises
         ------
         InvalidArgument
-            The name is taken, the model has no such state, or a value is not possible.
+            The name is taken, the model has no such state, or a value is not possible: for a parameter of a single
+            neuron the message names the neuron.
         NetworkInUse
             A simulation of this network is open.
         """
@@ -181,7 +183,9 @@ class Network:
         label(name, "name")
         if name in self._populations:
             raise InvalidArgument(f"name={name!r}: a population of this name exists already")
-        population = make_population(name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms)
+        population = make_population(
+            name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms, self._seed
+        )
         for argument, signal in model.signals.items():
             if isinstance(signal, str):
                 self._known_signal(signal, f"population {name!r}: {argument}")

@@ -5,7 +5,10 @@ The function is the whole model. The engine recognises its arguments by name:
 * a state (in `states`): the neuron's current value, float32 if the initial value is a float, int32 if it is an int;
 * a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
 * `current_pa`: the current that `Network.current` injects in this step;
-* `uniform`: a random int32, uniform over all 32-bit integers, new for each neuron and step;
+* `normal`, `random`, `uniform`: random numbers, new for each neuron and step: a standard normal float32, a float32 that
+  is uniform in [0, 1), and an int32 that is uniform over all 32-bit integers;
+* `step`, `t_ms`: the number of the step, an int that is 1 in the first step, and the time at its end in ms (float32),
+  which is the time of a spike that the neuron emits in this step;
 * a signal (in `signals`): the current value of the rhythm or neuromodulator that it is connected to by name, as in
   `model(gain="dopamine")`, or else the default that `signals` gives;
 * `dt_ms`, a constant (returned by `constants`) or a parameter.
@@ -29,21 +32,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neuraxis.arguments import frozen, near, plain
+import numpy as np
+
+from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
-from neuraxis.network.parameters import ParameterTable, unit
+from neuraxis.network.parameters import ParameterTable, unit, value_text
+from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
 
-__all__ = ["NeuronModel", "lower_model", "neuron_model", "neuron_model_from_source"]
+__all__ = ["DRAWS", "NeuronModel", "argument_kinds", "lower_model", "neuron_model", "neuron_model_from_source"]
 
 Number = float | int
 Constants = Callable[[Mapping[str, Number], float], Mapping[str, Number]]
 
 LARGEST_RECEPTORS = 32
 LARGEST_INT32 = 2**31 - 1
-ENGINE_ARGUMENTS = ("current_pa", "uniform")
+DRAWS = {"normal": FLOAT, "random": FLOAT, "uniform": INT}  # random numbers, one for each neuron and step
+ENGINE_ARGUMENTS = {"current_pa": FLOAT, "step": INT, "t_ms": FLOAT, **DRAWS}
 _USUAL_DT_MS = 0.1  # used to find out which constants are ints before a network gives its step
 
 
@@ -62,9 +70,10 @@ class NeuronModel:
         Initial value of each state.
     receptors : tuple of str
         Names of the inputs that synapses can connect to.
-    parameters : mapping of str to float or int
+    parameters : mapping of str to float, int or Distribution
         Values of the parameters, in the units that their names end in; printed as a table of names, values, defaults,
-        units and meanings.
+        units and meanings. A distribution where they differ between neurons: in the model of a population `Values`,
+        whose `array` has the value of each neuron.
     source : str
         Source of the function, without decorator, annotations and docstring.
     arguments : tuple of str
@@ -74,7 +83,9 @@ class NeuronModel:
     signals : mapping of str to float or str
         For each signal its default, or the name of the rhythm or neuromodulator that it follows.
     constants : mapping of str to float or int, optional
-        Constants for one step of `dt_ms`; set once the model belongs to a network.
+        Constants for one step of `dt_ms`, equal for all neurons; set once the model belongs to a network.
+    rows : mapping of str to Row
+        Arguments of the function that differ between neurons; set once the model belongs to a network.
     dt_ms : float, optional
         Step in ms that `constants` were computed for.
     constants_for : callable, optional
@@ -99,7 +110,7 @@ class NeuronModel:
     name: str
     states: Mapping[str, Number]
     receptors: tuple[str, ...]
-    parameters: Mapping[str, Number]
+    parameters: Mapping[str, Any]
     source: str
     arguments: tuple[str, ...]
     globals_used: Mapping[str, Number]
@@ -110,9 +121,10 @@ class NeuronModel:
     description: str = field(default="", compare=False)
     meanings: Mapping[str, str] = field(default_factory=dict, compare=False)
     definition: ast.FunctionDef | None = field(default=None, compare=False)
+    rows: Mapping[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("states", "globals_used", "signals", "constants", "meanings"):
+        for name in ("states", "globals_used", "signals", "constants", "meanings", "rows"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
         if not isinstance(self.parameters, ParameterTable):
             object.__setattr__(self, "parameters", ParameterTable(self.parameters, meanings=self.meanings))
@@ -131,14 +143,15 @@ class NeuronModel:
         vars(self).update(state)
         self._add_help()
 
-    def __call__(self, **changed: Number | str) -> NeuronModel:
+    def __call__(self, **changed: Any) -> NeuronModel:
         """Return the same model with other parameters, or with signals connected to rhythms and neuromodulators.
 
         Parameters
         ----------
-        **changed : float, int or str
-            New values of parameters, in the units that their names end in. For a signal: a number, or the name of a
-            rhythm or neuromodulator of the network.
+        **changed : float, int, array_like, Distribution or str
+            New values of parameters, in the units that their names end in: a number for all neurons, an array with one
+            for each neuron of the population, or a distribution that the population draws them from. For a signal: a
+            number, or the name of a rhythm or neuromodulator of the network.
 
         Returns
         -------
@@ -156,7 +169,7 @@ class NeuronModel:
                 "network.population()."
             )
         signals = dict(self.signals)
-        parameters: dict[str, Number] = {}
+        parameters: dict[str, Number | Distribution] = {}
         for name, value in changed.items():
             if name in signals:
                 signals[name] = value if isinstance(value, str) else _as_float(f"{self.name}: {name}", value)
@@ -165,14 +178,15 @@ class NeuronModel:
                 raise InvalidArgument(
                     f"{self.name}: no parameter {name!r}; it has {', '.join([*self.parameters, *signals])}"
                 )
-            parameters[name] = _as_number(f"{self.name}: {name}", value)
-        # An int given for a float parameter becomes a float: the type of a parameter selects the kernel's arithmetic.
-        typed = {
-            name: float(value) if isinstance(self.parameters[name], float) else value
-            for name, value in parameters.items()
-        }
+            parameters[name] = _as_parameter(f"{self.name}: {name}", value, name in self.whole_parameters)
         assert isinstance(self.parameters, ParameterTable)
-        return replace(self, parameters=self.parameters.changed(typed), signals=signals)
+        return replace(self, parameters=self.parameters.changed(parameters), signals=signals)
+
+    @property
+    def whole_parameters(self) -> frozenset[str]:
+        """Names of the parameters that are ints."""
+        assert isinstance(self.parameters, ParameterTable)
+        return frozenset(name for name, value in self.parameters.defaults.items() if isinstance(value, int))
 
     @property
     def takes_current(self) -> bool:
@@ -182,7 +196,19 @@ class NeuronModel:
     @property
     def takes_uniform(self) -> bool:
         """True if the function has the argument `uniform`."""
-        return "uniform" in self.arguments
+        return "uniform" in self.draws.values()
+
+    @property
+    def draws(self) -> dict[str, str]:
+        """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
+        `random` or `uniform`.
+        """
+        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+
+    def takes(self, argument: str) -> bool:
+        """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
+        own = (self.states, self.receptors, self.signals, self.parameters, self.rows, self.constants or {})
+        return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
         """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
@@ -191,28 +217,59 @@ class NeuronModel:
         return self.receptors[min(1, len(self.receptors) - 1)] if sign < 0 else self.receptors[0]
 
     def values(self, dt_ms: float) -> dict[str, Number]:
-        """Return every constant and parameter that the function takes, for steps of `dt_ms`."""
-        values: dict[str, Number] = {**self.parameters, "dt_ms": dt_ms}
+        """Return the constants and parameters that the function takes, for steps of `dt_ms`; not its `rows`."""
+        values: dict[str, Any] = {**self.parameters, "dt_ms": dt_ms}
         if self.constants_for is not None:
             values.update(self.constants_for(self.parameters, dt_ms))
         elif self.constants is not None:
             values.update(self.constants)
-        others = {*self.states, *self.receptors, *self.signals}
+        return {n: _as_number(f"{self.name}: constant {n}", value) for n, value in self._wanted(values).items()}
+
+    def _wanted(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the constants and parameters that the function takes, in the order of its arguments."""
+        others = {*self.states, *self.receptors, *self.signals, *self.rows}
         wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
-        missing = [name for name in wanted if name not in found and name not in ENGINE_ARGUMENTS]
+        drawn = self.draws
+        missing = [one for one in wanted if one not in found and one not in ENGINE_ARGUMENTS and one not in drawn]
         if missing:
             raise InvalidArgument(
                 f"{self.name}: argument {missing[0]!r} is not a state, receptor, signal, constant or parameter of the "
                 "model. Declare it, or return it from constants."
             )
-        return {name: _as_number(f"{self.name}: constant {name}", value) for name, value in found.items()}
+        return found
+
+    def for_population(self, what: str, n: int, dt_ms: float, seed: int, index: int) -> NeuronModel:
+        """Return the model with its constants computed for steps of `dt_ms` and n neurons.
+
+        Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled. `what`
+        names the population in errors; its `index` and the `seed` of the network determine what is drawn.
+        """
+        if self.constants is not None:  # of another population
+            for name, row in self.rows.items():
+                if len(row.array) != n:
+                    raise InvalidArgument(
+                        f"{what}: {self.name}: {name} has {len(row.array):,} values, of another population, for {n:,} "
+                        "neurons. Pass the model that was passed to network.population()."
+                    )
+            return self.for_step(dt_ms)
+        used = values_in_use(self.parameters, self.whole_parameters, n, seed, index, what)
+        shown = {name: Values(one) if isinstance(one, np.ndarray) else one for name, one in used.items()}
+        assert isinstance(self.parameters, ParameterTable)
+        same = replace(self, parameters=self.parameters.changed(shown)) if shown != self.parameters else self
+        if not any(isinstance(one, np.ndarray) for one in used.values()):
+            return same.for_step(dt_ms)
+        values: dict[str, Any] = {**used, "dt_ms": dt_ms}
+        if self.constants_for is not None:
+            values.update(constants_of(self.constants_for, used, dt_ms, what))
+        constants, rows = as_rows(self._wanted(values), what)
+        constants = {name: _as_number(f"{self.name}: constant {name}", one) for name, one in constants.items()}
+        made = replace(same, constants=constants, constants_for=None, dt_ms=dt_ms, rows=rows)
+        lower_model(made, constants)
+        return made
 
     def for_step(self, dt_ms: float) -> NeuronModel:
-        """Return the model with its constants computed for steps of `dt_ms`.
-
-        Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled.
-        """
+        """Return the model with its constants for steps of `dt_ms`, if no parameter differs between neurons."""
         if self.dt_ms is not None and self.dt_ms != dt_ms:
             raise InvalidArgument(
                 f"{self.name}: this model belongs to a network with dt_ms={self.dt_ms:g}, not {dt_ms:g}. Pass the "
@@ -224,7 +281,7 @@ class NeuronModel:
 
     def __str__(self) -> str:
         connected = [f"{name}={value}" for name, value in self.signals.items() if isinstance(value, str)]
-        return f"{self.name}({', '.join([*(f'{k}={v:g}' for k, v in self.parameters.items()), *connected])})"
+        return f"{self.name}({', '.join([*(f'{k}={value_text(v)}' for k, v in self.parameters.items()), *connected])})"
 
     __repr__ = __str__
 
@@ -353,7 +410,11 @@ def neuron_model_from_source(
     ... )
     leaky(tau_m_ms=20, threshold_mv=20)
     """
-    return _made(defined_in(source, filename, names or {}), states, receptors, parameters, signals, constants, meanings)
+    try:
+        function = defined_in(source, filename, names or {})
+        return _made(function, states, receptors, parameters, signals, constants, meanings)
+    except RecursionError:
+        raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
 
 
 def _made(
@@ -413,12 +474,22 @@ def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.Functio
         found = ast.parse(model.source).body[0]
         assert isinstance(found, ast.FunctionDef)
         tree = found
-    kinds = {}
-    for argument in model.arguments:
-        value = model.states.get(argument, values.get(argument, 0.0))
-        kinds[argument] = INT if isinstance(value, int) or argument == "uniform" else FLOAT
     results = [INT if isinstance(value, int) else FLOAT for value in model.states.values()]
-    return lower_function(model.name, tree, kinds, results, model.globals_used)
+    return lower_function(model.name, tree, argument_kinds(model, values), results, model.globals_used)
+
+
+def argument_kinds(model: NeuronModel, values: Mapping[str, Number]) -> dict[str, str]:
+    """Return INT or FLOAT for each argument of a model's function; `values` are its constants and parameters."""
+    kinds, drawn = {}, model.draws
+    for argument in model.arguments:
+        if argument in model.rows:
+            kinds[argument] = INT if model.rows[argument].is_integer else FLOAT
+        elif argument in values or not model.takes(argument):
+            value = model.states.get(argument, values.get(argument, 0.0))
+            kinds[argument] = INT if isinstance(value, int) else FLOAT
+        else:
+            kinds[argument] = ENGINE_ARGUMENTS.get(drawn.get(argument, argument), FLOAT)
+    return kinds
 
 
 def _usual_values(model: NeuronModel) -> dict[str, Number]:
@@ -450,10 +521,10 @@ def _help_text(model: NeuronModel) -> str:
     return "\n\n".join(parts)
 
 
-def _table(title: str, rows: Sequence[tuple[str, Number | str, str]], meanings: Mapping[str, str]) -> Iterable[str]:
+def _table(title: str, rows: Sequence[tuple[str, Any, str]], meanings: Mapping[str, str]) -> Iterable[str]:
     if not rows:
         return
-    values = [value if isinstance(value, str) else f"{value:g}" for _, value, _ in rows]
+    values = [value if isinstance(value, str) else value_text(value) for _, value, _ in rows]
     width = max(map(len, values))
     align = "<" if isinstance(rows[0][1], str) else ">"
     cells = [
@@ -518,6 +589,25 @@ def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Numb
         _check_number(f"{at}: {node.id}", value)
         used[node.id] = value
     return dict(sorted(used.items()))
+
+
+def _as_parameter(name: str, value: Any, whole: bool) -> Number | Distribution:
+    """Return a number, or a distribution of several; the type of a parameter selects the kernel's arithmetic."""
+    if is_array(value) or isinstance(value, Distribution):
+        given = as_distribution(value, name)
+        if isinstance(given, Constant):
+            value = int(given.value) if whole and given.value.is_integer() else given.value
+        else:
+            low, high = given.bounds()
+            if math.isinf(rounded(max(-low, high))):
+                raise InvalidArgument(f"{name}={given}: beyond float32, which ends at 3.4e38")
+            if whole and not (isinstance(given, Values) and bool((given.array == given.array.round()).all())):
+                raise InvalidArgument(
+                    f"{name}={given}: this parameter is an int; pass a whole number or an array of them"
+                )
+            return given
+    number = _as_number(name, value)
+    return number if whole else float(number)
 
 
 def _as_number(name: str, value: object) -> Number:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuraxis.arguments import FrozenDict
+from neuraxis.arguments import FrozenDict, short_repr
+from neuraxis.network.distributions import Distribution, Values
 from neuraxis.notebook import html_table, text_table
 
-__all__ = ["ParameterTable", "unit"]
+__all__ = ["ParameterTable", "unit", "value_text"]
 
 Number = float | int
 
@@ -28,13 +29,26 @@ def unit(name: str) -> str:
     return _UNITS.get(name.rpartition("_")[2], "") if "_" in name else ""
 
 
-class ParameterTable(FrozenDict[str, Number]):
+def value_text(value: Number | Distribution) -> str:
+    """Return the text of a parameter in a table: a number, the range of an array, or a distribution.
+
+    >>> from neuraxis.network import LogNormal
+    >>> value_text(10.0), value_text(Values([8.0, 12.5, 9.0])), value_text(LogNormal(2.3, 0.2))
+    ('10', '8 to 12.5', 'LogNormal(mu=2.3, sigma=0.2)')
+    """
+    if isinstance(value, Values):
+        low, high = value.bounds()
+        return f"{low:g} to {high:g}"
+    return short_repr(value, "{:g}".format) if isinstance(value, Distribution) else f"{value:g}"
+
+
+class ParameterTable(FrozenDict[str, Any]):
     """The values of a model's parameters by name, with defaults, units and meanings; it cannot be changed.
 
     Parameters
     ----------
-    values : mapping of str to float or int
-        Values by name, in the units that the names end in.
+    values : mapping of str to float, int or Distribution
+        Values by name, in the units that the names end in; a distribution where neurons have different ones.
     defaults : mapping of str to float or int, optional
         Values that the model was defined with; by default `values`.
     meanings : mapping of str to str, optional
@@ -56,7 +70,7 @@ class ParameterTable(FrozenDict[str, Number]):
 
     def __init__(
         self,
-        values: Mapping[str, Number],
+        values: Mapping[str, Any],
         defaults: Mapping[str, Number] | None = None,
         meanings: Mapping[str, str] | None = None,
     ) -> None:
@@ -64,7 +78,7 @@ class ParameterTable(FrozenDict[str, Number]):
         self.defaults: Mapping[str, Number] = FrozenDict(values if defaults is None else defaults)
         self.meanings: Mapping[str, str] = FrozenDict(meanings or {})
 
-    def changed(self, values: Mapping[str, Number]) -> ParameterTable:
+    def changed(self, values: Mapping[str, Any]) -> ParameterTable:
         """Return a copy with other values for some parameters; the defaults stay."""
         return ParameterTable({**self, **values}, self.defaults, self.meanings)
 
@@ -74,7 +88,7 @@ class ParameterTable(FrozenDict[str, Number]):
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return name, value, default, unit and meaning of each parameter as text."""
         return [
-            (name, f"{value:g}", f"{self.defaults[name]:g}", unit(name), self.meanings.get(name, ""))
+            (name, value_text(value), f"{self.defaults[name]:g}", unit(name), self.meanings.get(name, ""))
             for name, value in self.items()
         ]
 

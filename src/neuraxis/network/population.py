@@ -27,7 +27,7 @@ class Population:
     n : int
         Number of neurons.
     model : NeuronModel
-        Model with its parameters.
+        Model with its parameters; those that differ between neurons are `Values`.
     initial : mapping of str to Distribution
         Distribution of the initial value of each state of the model, in its order.
     index : int
@@ -61,7 +61,14 @@ class Population:
 
 
 def make_population(
-    name: str, n: int, model: NeuronModel, initial: Mapping[str, object], index: int, first_id: int, dt_ms: float
+    name: str,
+    n: int,
+    model: NeuronModel,
+    initial: Mapping[str, object],
+    index: int,
+    first_id: int,
+    dt_ms: float,
+    seed: int,
 ) -> Population:
     """Check the arguments and return a population."""
     label(name, "name")
@@ -78,7 +85,8 @@ def make_population(
         given = as_distribution(initial.get(state, default), f"population {name!r}: {state}")
         _check_initial(given, f"population {name!r}: {state}", size, isinstance(default, int))
         complete[state] = given
-    return Population(name, size, model.for_step(dt_ms), frozen(complete), index, first_id)
+    used = model.for_population(f"population {name!r}", size, dt_ms, seed, index)
+    return Population(name, size, used, frozen(complete), index, first_id)
 
 
 def _check_initial(given: Distribution, name: str, n: int, is_whole: bool) -> None:

@@ -50,7 +50,7 @@ class Frame:
     parts: list[bytearray | mmap.mmap]
 
     def mentions(self, word: bytes) -> bool:
-        """Return whether the pickle contains `word`."""
+        """Return True if the pickle contains `word`."""
         return self.parts[0].find(word) >= 0
 
     def message(self) -> Any:

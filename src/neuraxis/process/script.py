@@ -234,7 +234,7 @@ def first_cause(failures: Sequence[RankProcess], is_secondary: Callable[[RankPro
 
 
 def is_secondary_error(error_line: str) -> bool:
-    """Return whether the last line of a traceback reports the loss of another rank."""
+    """Return True if the last line of a traceback reports the loss of another rank."""
     return _SECONDARY_LINE.match(error_line) is not None
 
 

@@ -431,13 +431,13 @@ class Member:
         self._n = n
 
     def ended_without_result(self) -> bool:
-        """Return whether the worker ended, or closed its connection, without reporting how."""
+        """Return True if the worker ended, or closed its connection, without reporting how."""
         self._read_rest()
         ended = self.stream.at_end or self.process.exit is not None
         return ended and not self.finished and self.failure is None
 
     def is_cause(self) -> bool:
-        """Return whether the worker failed in a known way, and not only because it lost another one."""
+        """Return True if the worker failed in a known way, and not only because it lost another one."""
         self._read_rest()
         if self.failure is not None:
             return not self.failure.secondary

@@ -154,7 +154,7 @@ class WorkerLine:
         self._send(encode(message), timeout)
 
     def poll(self) -> bool:
-        """Return whether `receive` would return, or raise `LineClosed`, without waiting."""
+        """Return True if `receive` would return, or raise `LineClosed`, without waiting."""
         self._stream.write_some()
         self._stream.read_some()
         return bool(self._stream.incoming) or self._stream.at_end
@@ -241,7 +241,7 @@ def _work(line: WorkerLine, job: TeamJob, call: bytes) -> Failure | None:
 
 
 def _is_secondary(error: BaseException) -> bool:
-    """Return whether the error, or one of its causes, reports the loss of another rank."""
+    """Return True if the error, or one of its causes, reports the loss of another rank."""
     seen: set[int] = set()
     origin: BaseException | None = error
     while origin is not None and id(origin) not in seen:

@@ -4,8 +4,8 @@ Over shared memory a reply channel is a tag, so the mailbox itself delivers a re
 and MPI can receive from any rank. gloo cannot once a rank has died; there one thread per rank receives, until that rank
 leaves.
 
-A rank is lost when its process has ended, its connection is gone, or it has announced its leave. A rank that is only
-late is not lost: it may be stopped, and continue. Malformed messages are skipped and logged.
+A rank is lost when its process has ended, its connection is gone, or it has announced that it leaves. A rank that is
+only late is not lost: it may be stopped, and continue. Malformed messages are skipped and logged.
 
 Over shared memory a message is sent unchanged, from the buffers of its parts. A receiver of gloo or MPI must know the
 length of the data: there a message starts with a part of fixed length, which holds a small message completely,
@@ -78,7 +78,7 @@ class WholeMessages:
         self._group = group
 
     def send(self, rank: int, tag: int, frame: Frame, deadline: float) -> None:
-        self._group.send_bytes(frame.parts(), rank, tag, _left(deadline))
+        self._group.send_bytes(frame.parts(), rank, tag, _remaining(deadline))
 
     def receive(self, rank: int | None, tag: int, timeout: float) -> tuple[memoryview, int]:
         content, rank = self._group.receive_bytes(rank, tag, timeout)
@@ -105,7 +105,7 @@ class SplitMessages:
         try:
             while sending:
                 try:
-                    sending[0].wait(min(_POLL_S, _left(deadline)))
+                    sending[0].wait(min(_POLL_S, _remaining(deadline)))
                     sending.popleft()
                 except CollectiveTimeout:
                     if self._is_lost(rank):
@@ -130,7 +130,7 @@ class SplitMessages:
             return content.data, rank
         message = np.empty(length, np.uint8)
         message[:_INLINE] = content
-        self._group.recv(message[_INLINE:], group_src=rank, tag=tag, timeout=_left(deadline))
+        self._group.recv(message[_INLINE:], group_src=rank, tag=tag, timeout=_remaining(deadline))
         return message.data, rank
 
 
@@ -143,7 +143,7 @@ def _split(content: bytes) -> list[np.ndarray]:
     return [first] if len(content) == inline else [first, np.frombuffer(content, np.uint8, offset=inline)]
 
 
-def _left(deadline: float) -> float:
+def _remaining(deadline: float) -> float:
     return max(1e-3, deadline - time.monotonic())
 
 

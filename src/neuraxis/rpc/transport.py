@@ -183,7 +183,7 @@ class FixedRanks:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
         self._rank = rank
         self._watch = watch
-        self._left: set[int] = set()  # ranks that have announced their leave, or are known to be lost
+        self._left: set[int] = set()  # ranks that have announced that they leave, or are known to be lost
         self._ended: Collection[int] = ()  # ranks that had ended at the last check
         self._checked_at = 0.0
         self.me = Endpoint(self._names[rank], ONLY_INCARNATION)

@@ -92,7 +92,7 @@ class PeerTracker:
         return endpoint
 
     def announced_leave(self, endpoint: Endpoint) -> None:
-        """Record that an endpoint has announced its leave; ignore one that was never present."""
+        """Record that an endpoint has announced that it leaves; ignore one that was never present."""
         with self._lock:
             if endpoint not in self._known:
                 return

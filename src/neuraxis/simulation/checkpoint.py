@@ -139,7 +139,7 @@ class SavedState:
         self._require(bool(within.all()), "ids of injected spikes")
         for population in network.populations:
             names = {*population.model.states, COUNTS}
-            if population.index in driven or population.model.takes_uniform:
+            if population.index in driven or population.model.draws:
                 names.add(STREAM)
             if names:
                 self._check_pieces("population", population.index, population.n, names, population.name)
@@ -301,6 +301,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
         _digest(digest, sorted(model.globals_used.items()), list(model.states.items()), model.receptors)
         _digest(digest, list(model.signals.items()))
+        _digest(digest, *((name, row.array) for name, row in model.rows.items()))
     for p in network.projections:
         _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
     for poisson in network.poisson_inputs:

@@ -136,7 +136,7 @@ class PythonPopulation:
     data_subscriptions: tuple[DataSubscription, ...] = ()
 
     def subscribes_to(self, source: str) -> bool:
-        """Return whether the object receives external data of this source."""
+        """Return True if the object receives external data of this source."""
         return any(one.includes(source) for one in self.data_subscriptions)
 
 
@@ -160,7 +160,7 @@ def why_no_expression(text: str) -> str:
 
 
 def is_concrete(text: str) -> bool:
-    """Return whether a text names one key and is not a pattern."""
+    """Return True if a text names one key and is not a pattern."""
     return "*" not in text and not why_no_expression(text)
 
 

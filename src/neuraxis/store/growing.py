@@ -179,7 +179,7 @@ def _check_heaps(path: str | os.PathLike[str]) -> None:
 
 
 def _is_sound_heap(data: mmap.mmap, start: int) -> bool:
-    """Return whether the objects of the collection at `start` follow each other up to its end."""
+    """Return True if the objects of the collection at `start` follow each other up to its end."""
     header = struct.Struct("<HHIQ")  # index (0 is the free rest), references, reserved, size
     at = start + header.size
     end = start + struct.unpack_from("<Q", data, start + 8)[0] if at <= len(data) else len(data) + 1

@@ -70,6 +70,10 @@ def test_every_model_rule_and_input_with_immediate_effects() -> None:
     assert made.grid.shape.wide
 
 
+def test_parameters_that_differ_between_neurons() -> None:
+    assert_same(networks.every_neuron_differs(1), [1, 5, 120], shared_bytes=ROOM)
+
+
 def test_every_rule_of_plasticity() -> None:
     assert_same(networks.every_neuron_learns(1), [1, 5, 150], shared_bytes=ROOM)
 

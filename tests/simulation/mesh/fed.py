@@ -1,7 +1,7 @@
 """A network of three nodes whose spikes show which steps of the source each of them missed.
 
 `source` emits given spikes, whatever the others do; so a run in which some of its steps were silence to the
-others must be, to the bit, the run of a network that was not told to spike in those steps.
+others must be, to the bit, the run of a network without given spikes in those steps.
 """
 
 from __future__ import annotations

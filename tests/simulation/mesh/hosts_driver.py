@@ -71,11 +71,11 @@ def main() -> None:
             watching = threading.Thread(target=tell_when_under_way, args=(executor.team.node, brain.steps, ended))
             watching.start()
             try:
-                said = play(brain, piece, float(word))
+                report = play(brain, piece, float(word))
             finally:
                 ended.set()
                 watching.join()
-            print(json.dumps(said | {"stories": executor.statistics()}), flush=True)
+            print(json.dumps(report | {"stories": executor.statistics()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_a_leaving_region_is_detected_at_once() -> None:
 
 
 def why(simulation: Simulation, receiver: str = "a", name: str = "source") -> str:
-    """Why a region counted as missing, the last time."""
+    """Return the reason why a region was last reported missing."""
     return simulation._executor.statistics()[receiver]["upstream"][name]["silences"][-1][2]  # type: ignore[attr-defined]
 
 

@@ -63,7 +63,7 @@ class Host:
         deadline = time.monotonic() + LIMIT_S
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{self.name} says nothing"
+            assert ready, f"{self.name} sent nothing in time"
             piece = os.read(self.process.stdout.fileno(), 65536)
             assert piece, f"{self.name} has ended, with {self.process.wait(LIMIT_S)}"
             self._rest += piece
@@ -73,9 +73,9 @@ class Host:
     def leave(self) -> Any:
         """Make the node leave; return its last report."""
         self.process.terminate()
-        said = self.receive()
+        report = self.receive()
         assert self.process.wait(LIMIT_S) == 0, self.name
-        return said
+        return report
 
     def kill(self) -> None:
         self.process.kill()
@@ -124,8 +124,8 @@ class Scene:
     def play(self, meanwhile: Callable[[], None] = lambda: None, time_ms: float = PIECE_MS) -> dict[str, Any]:
         """Advance; call `meanwhile` while the regions run. Return the driver's report at the end."""
         self.driver.send(time_ms)
-        said = self.driver.receive()
-        assert "under_way" in said, said
+        report = self.driver.receive()
+        assert "under_way" in report, report
         meanwhile()
         answer: dict[str, Any] = self.driver.receive()
         return answer

@@ -82,12 +82,12 @@ def test_the_last_window_is_kept_however_large() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 400), st.booleans()), min_size=1, max_size=60), st.data())
 def test_it_is_bounded_and_has_all_from_the_oldest_on(steps: list[tuple[int, int, bool]], data: st.DataObject) -> None:
-    journal, last, largest, said = ReplayLog(1500), 0, 0, []
+    journal, last, largest, windows = ReplayLog(1500), 0, 0, []
     for length, size, letter in steps:
         if letter:
             journal.add_payload(last + 1, "letter", size)
         journal.add_window(last + 1, last + length, b"x" * size)
-        said.append((last + 1, last + length, size))
+        windows.append((last + 1, last + length, size))
         last += length
         largest = max(largest, size)
         held = sum(len(one) + 100 for one in journal.since(1)["windows"])
@@ -96,7 +96,7 @@ def test_it_is_bounded_and_has_all_from_the_oldest_on(steps: list[tuple[int, int
     asked = data.draw(st.integers(1, last + 1), label="asked")
     oldest = journal.oldest()
     assert oldest is not None
-    expected = [size for first, end, size in said if end >= asked and first >= oldest]
+    expected = [size for first, end, size in windows if end >= asked and first >= oldest]
     assert [len(one) for one in journal.since(asked)["windows"]] == expected
     assert expected or asked > last
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,18 +17,28 @@ import msgspec
 
 from neuraxis.bench import harness
 from neuraxis.bench.brain.plan import OURS, Contender, Plan, options_for, unable
-from neuraxis.bench.brain.programs import PROGRAMS, run_program
 from neuraxis.bench.harness import LeftOut, Progress
 from neuraxis.bench.machine import machine_state
 from neuraxis.bench.processes import ContenderFailed
+from neuraxis.bench.programs import run_program
 
 __all__ = ["Entry", "Failure", "Results", "Sample", "StartUp", "disagreements", "measure"]
 
 _START_UP_ORDER = 20
+_FOLDER = Path(__file__).parent / "peers"
+_PROGRAMS = {
+    "neuraxis": _FOLDER / "ours.py",
+    "nest": _FOLDER / "peer_nest.py",
+    "brian2": _FOLDER / "peer_brian2.py",
+}
 
 
 class Sample(msgspec.Struct):
-    """The answer of a program about one run; `process_seconds` is the time of its whole process."""
+    """The answer of a program about one run.
+
+    `process_seconds` is the time of its whole process. `cpu_seconds` is the processor time of the run alone, of all
+    threads; neuraxis with several workers and Brian2 with several threads do not report it.
+    """
 
     version: str
     neurons: int
@@ -44,11 +55,17 @@ class Sample(msgspec.Struct):
     peak_memory_bytes: int | None = None
     import_seconds: float | None = None
     ready_seconds: float | None = None
+    cpu_seconds: float | None = None
 
     @property
     def real_time_factor(self) -> float:
         """Seconds of run time per second of model time."""
         return self.run_seconds / (self.time_ms * 1e-3)
+
+    @property
+    def cpu_factor(self) -> float | None:
+        """Processor seconds per second of model time."""
+        return None if self.cpu_seconds is None else self.cpu_seconds / (self.time_ms * 1e-3)
 
     @property
     def built_seconds(self) -> float:
@@ -70,6 +87,11 @@ class Entry(msgspec.Struct):
     @property
     def real_time_factor(self) -> float:
         return self.median(lambda sample: sample.real_time_factor)
+
+    @property
+    def cpu_factor(self) -> float | None:
+        found = [factor for sample in self.samples if (factor := sample.cpu_factor) is not None]
+        return statistics.median(found) if found else None
 
     @property
     def built_seconds(self) -> float:
@@ -219,7 +241,7 @@ def _sample(plan: Plan, contender: Contender, options: dict[str, Any]) -> Sample
     python = [sys.executable, "-P"] if contender.simulator == OURS else [plan.peers_python]
     text = msgspec.json.encode(options).decode()
     begun = perf_counter()
-    line = run_program([*python, str(PROGRAMS[contender.simulator]), text], plan.limit_s)
+    line = run_program([*python, str(_PROGRAMS[contender.simulator]), text], plan.limit_s)
     seconds = perf_counter() - begun
     try:
         sample = msgspec.json.decode(line, type=Sample)

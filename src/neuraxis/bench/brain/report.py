@@ -102,11 +102,13 @@ def _reached(goal: Goal, results: Results) -> tuple[str, float] | None:
 
 def _data(results: Results) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(results)
+    del data["plan"]["peers_python"]  # a path says nothing about the figures; their versions are in `machine`
     for found, entry in zip(data["entries"], results.entries, strict=True):
         if entry.samples:
             found["median"] = {
                 "built_seconds": entry.built_seconds,
                 "real_time_factor": entry.real_time_factor,
+                "cpu_factor": entry.cpu_factor,
                 "ratio": results.ratio(entry),
                 "spikes_per_second": _spikes_per_second(entry),
                 "rate_hz": entry.median(lambda sample: sample.rate_hz),
@@ -117,7 +119,17 @@ def _data(results: Results) -> dict[str, Any]:
 
 
 def _comparison_table(title: str, results: Results, entries: list[Entry]) -> Table:
-    headings = ["contender", "built s", "s for 1 s", "min..max", "ratio", "spikes/s", "rate Hz", "events/s"]
+    headings = [
+        "contender",
+        "built s",
+        "s for 1 s",
+        "min..max",
+        "ratio",
+        "CPU s",
+        "spikes/s",
+        "rate Hz",
+        "events/s",
+    ]
     rows = [
         [
             str(entry.contender),
@@ -125,6 +137,7 @@ def _comparison_table(title: str, results: Results, entries: list[Entry]) -> Tab
             _seconds(entry.real_time_factor),
             _spread(entry),
             ratio_text(None if entry.contender == results.plan.ours else results.ratio(entry)),
+            "-" if (cpu := entry.cpu_factor) is None else _seconds(cpu),
             _count(_spikes_per_second(entry)),
             f"{entry.median(lambda sample: sample.rate_hz):.2f}",
             _count(_events_per_second(results, entry)),
@@ -193,8 +206,13 @@ def _notes(results: Results) -> list[str]:
             )
     if "brian2" in simulators:
         lines.append(
-            "brian2 compiles a program for each run, which is part of its building; with one thread it reports "
-            "processor time, which other load does not lengthen."
+            "brian2 compiles a program for each run, which is part of its building; with one thread its time of the "
+            "run is processor time."
+        )
+    if not results.plan.scaling:
+        lines.append(
+            "CPU s: processor seconds of all threads per second of model time, which other load hardly "
+            "lengthens. Threads of NEST use the processor while they wait."
         )
     return lines
 

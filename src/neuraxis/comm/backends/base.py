@@ -143,7 +143,7 @@ def describe_call(operation: Operation, element: ElementType, op: ReduceOp, root
 
 
 class MessageMemoryExhausted(ResourceExhausted):
-    """This rank has no memory for its messages to another rank.
+    """No memory is left for the messages of this rank to another.
 
     The other ranks cannot know, so this rank ends the group for all.
     """

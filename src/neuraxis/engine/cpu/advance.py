@@ -466,7 +466,7 @@ def _update_slice(control: Any, part: Any, place: Any, poissons: Any, pulses: An
         for i in range(part.poisson_first, part.poisson_end):
             if poissons[i].start < t and t <= poissons[i].stop:
                 _poisson(poissons[i], block + part.stream_bytes, accumulators, size, b)
-        call_update(part.update, block, accumulators, flags, size, part.constants, current)
+        call_update(part.update, block, accumulators, flags, size, part.constants, current, t)
         if checks and control.unstable_step == 0 and _has_not_finite(part, block, size):
             _record_instability(control, part, place, block, b * BLOCK, size, t)
         while part.input_position < part.input_count:

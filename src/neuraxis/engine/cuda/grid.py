@@ -88,7 +88,8 @@ def lay_out(
     """
     neurons = sum(part.part.n for part in parts)
     receptors = max((part.accumulators.rows for part in parts), default=1) or 1
-    rows = FIRST_STATE_ROW + max((len(part.population.model.states) for part in parts), default=0)
+    models = [part.population.model for part in parts]
+    rows = FIRST_STATE_ROW + max((len(model.states) + len(model.rows) for model in models), default=0)
     blocks = max(1, min(device.multiprocessors, -(-neurons // NEURONS_OF_A_BLOCK)))
     cells = -(-max(1, neurons) // blocks)
     if cells > MOST_CELLS:
@@ -144,7 +145,7 @@ def lay_out(
     shape = Shape(
         threads=threads, neurons_per_thread=per_thread, receptors=receptors, state_rows=rows, lag=lag,
         urgent=urgent, lookahead=lookahead,
-        random=any(part.population.model.takes_uniform for part in parts), wide=wide,
+        random=any(bool(part.population.model.draws) for part in parts), wide=wide,
         target_bits=target_bits,
         inline=inline, prefetched=PREFETCHED if staged else 0,
         segment_lanes=_lanes(static, blocks, device.warp),

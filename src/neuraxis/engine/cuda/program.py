@@ -20,7 +20,8 @@ from neuraxis.engine.codegen import typed_function
 from neuraxis.engine.cuda.tables import declarations
 from neuraxis.engine.cuda.translate import Translated, translate
 from neuraxis.engine.tables import CHECK_BITS, CHECK_FACTOR
-from neuraxis.network.neuron_model import NeuronModel
+from neuraxis.network.model_language import INT
+from neuraxis.network.neuron_model import NeuronModel, argument_kinds
 
 __all__ = [
     "FIRST_STATE_ROW",
@@ -38,19 +39,21 @@ Kind = tuple[NeuronModel, float, tuple[int, ...]]
 
 _FOLDER = Path(__file__).parent / "kernels"
 
-# A neuron's rows on the GPU: its random stream, then its states.
+# A neuron's rows on the GPU: its random stream, then its states, then constants that differ between neurons.
 FIRST_STATE_ROW = 2
 
 # Constants of `engine/tables.py` that the kernels use.
 _CONSTANTS = ("PLAIN", "STDP_BOUNDED", "STDP_POWER", "REWARD", "SHORT_TERM", "DECAY_CELLS")
 
-_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current"
+_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current, int step"
 _ARITHMETIC = {
     "E_LN2_LOW": "_LN2_LOW",
     "E_SQRT_HALF": "_SQRT_HALF",
     "E_TINY": "_TINY",
     **{f"E_E{i}": f"_E{i}" for i in range(6)},
     **{f"E_L{i}": f"_L{i}" for i in range(9)},
+    **{f"E_N{i}": f"_N{i}" for i in range(6)},
+    **{f"E_D{i}": f"_D{i}" for i in range(1, 6)},
 }
 _ARITHMETIC_64 = {
     "E_LOG2_E": "_LOG2_E",
@@ -151,7 +154,8 @@ def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
     constants = tuple((name, isinstance(value, int)) for name, value in model.values(dt_ms).items())
     states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
     used = tuple(sorted(model.globals_used.items()))
-    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used)
+    rows = tuple((name, row.is_integer) for name, row in model.rows.items())
+    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used, rows)
 
 
 @cache
@@ -189,7 +193,7 @@ def _models_source(models: Sequence[Kind]) -> str:
         f"__device__ inline bool advance_model(u32 model, {_ARGUMENTS})",
         "{",
         "    switch (model) {",
-        *[f"    case {n}: return advance_{n}(state, arrived, constants, current);" for n in range(len(models))],
+        *[f"    case {n}: return advance_{n}(state, arrived, constants, current, step);" for n in range(len(models))],
         "    }",
         "    return false;",
         "}",
@@ -212,20 +216,22 @@ def has_lookahead(model: NeuronModel, dt_ms: float) -> bool:
 
 def _translated(model: NeuronModel, dt_ms: float, name: str) -> Translated:
     constants = model.values(dt_ms)
-    kinds = {}
-    for argument in model.arguments:
-        value = model.states.get(argument, constants.get(argument, 0.0))
-        whole = isinstance(value, int) or argument == "uniform"
-        kinds[argument] = types.int32 if whole else types.float32
+    kinds = {
+        name: types.int32 if kind == INT else types.float32 for name, kind in argument_kinds(model, constants).items()
+    }
     return translate(model.name, typed_function(model, constants), name, kinds, {*model.receptors, *model.signals})
 
 
 def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], number: int) -> str:
     """Return a function that calls the model with the rows of a neuron and the constants of its population."""
     constants = model.values(dt_ms)
-    given: dict[str, str] = {"current_pa": "current", "uniform": "random"}
+    dt_bits = int(np.float64(dt_ms).view(np.uint64))
+    t_ms = f"(float)((double)step * bits_to_d(0x{dt_bits:016x}ull))"
+    given: dict[str, str] = {"current_pa": "current", "step": "step", "t_ms": t_ms}
     for row, (name, value) in enumerate(model.states.items(), start=FIRST_STATE_ROW):
         given[name] = f"(int)state[{row}]" if isinstance(value, int) else f"bits_to_f(state[{row}])"
+    for row, (name, own) in enumerate(model.rows.items(), start=FIRST_STATE_ROW + len(model.states)):
+        given[name] = f"(int)state[{row}]" if own.is_integer else f"bits_to_f(state[{row}])"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"(float)arrived[{place}] * {_constant(place)}" for place in places)
@@ -239,8 +245,9 @@ def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], nu
         "{",
         *[f"    const Four c{i} = constants[{i}];" for i in range(constant_words(model, dt_ms, extra) // 4)],
     ]
-    if model.takes_uniform:
-        lines.append("    int random = draw(state[0], state[1]);")
+    for i, (name, kind) in enumerate(model.draws.items()):
+        lines.append(f"    int random_{i} = draw(state[0], state[1]);")
+        given[name] = f"random_{i}" if kind == "uniform" else f"drawn_{kind}_f(random_{i})"
     for i, value in enumerate(model.states.values()):
         lines.append(f"    {'int' if isinstance(value, int) else 'float'} new_{i};")
     results = [f"new_{i}" for i in range(len(model.states))]

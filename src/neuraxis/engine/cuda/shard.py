@@ -454,6 +454,9 @@ class CudaShard(Shard):
             here = slice(int(first), int(first) + part.part.n)
             for row in range(len(part.layout.states)):
                 rows[FIRST_STATE_ROW + row, here] = part.row(row)
+            first_own = FIRST_STATE_ROW + len(part.layout.states)
+            for row in range(len(part.layout.parameters)):
+                rows[first_own + row, here] = part.row(part.layout.first_parameter + row)
             if part.layout.stream is not None:
                 rows[0, here], rows[1, here] = part.row(part.layout.stream), part.row(part.layout.stream + 1)
         for row in range(shape.state_rows):

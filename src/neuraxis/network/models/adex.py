@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.lif import Parameters, check_below, check_positive, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
@@ -11,16 +13,16 @@ __all__ = ["adex"]
 SUBSTEPS = 8
 
 
-def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_w_ms", "delta_t_mv", "tau_syn_ex_ms", "tau_syn_in_ms")
     check_below(p, "v_reset_mv", "v_peak_mv")
     part = dt_ms / SUBSTEPS
     return {
-        "h": float(part / p["c_m_pf"]),
-        "h_w": float(part / p["tau_w_ms"]),
+        "h": part / p["c_m_pf"],
+        "h_w": part / p["tau_w_ms"],
         "part_ex": exp(-part / p["tau_syn_ex_ms"]),
         "part_in": exp(-part / p["tau_syn_in_ms"]),
-        "inverse_delta": float(1.0 / p["delta_t_mv"]),
+        "inverse_delta": 1.0 / p["delta_t_mv"],
         "refractory_steps": steps(p, "refractory_ms", dt_ms),
     }
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from neuraxis.network.models.lif import Parameters, check_below, meanings
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["izhikevich"]
 
 
-def _checked(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _checked(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_below(p, "c_mv", "v_peak_mv")
     return {}
 

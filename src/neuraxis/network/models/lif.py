@@ -11,16 +11,21 @@ are left.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp, float32
-from neuraxis.network.grid import on_grid, to_steps
+from neuraxis.network.grid import array_on_grid, array_to_steps, on_grid, to_steps
 from neuraxis.network.neuron_model import neuron_model
+from neuraxis.network.varying import Drawn
 
 __all__ = [
     "alpha_propagators",
     "check_below",
     "check_positive",
+    "choose",
     "current_propagator",
     "leak_constants",
     "lif_alpha",
@@ -32,7 +37,7 @@ __all__ = [
     "steps",
 ]
 
-Parameters = Mapping[str, float | int]
+Parameters = Mapping[str, Any]
 
 # Phrases for names that several models share.
 _MEANINGS = {
@@ -68,66 +73,82 @@ def meanings(*names: str, **others: str) -> dict[str, str]:
     return {**{name: _MEANINGS[name] for name in names}, **others}
 
 
-def leak_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def leak_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     """Return the constants of a leaky membrane over one step.
 
     `decay` is the factor of V, `rest` what the leak towards the resting potential adds in mV, `per_pa` what a constant
-    current of 1 pA adds in mV, and `refractory_steps` the refractory time.
+    current of 1 pA adds in mV, and `refractory_steps` the refractory time. Parameters may be arrays with a value for
+    each neuron, here and in the functions below; the constants that follow from them are arrays, too.
     """
     check_positive(p, "tau_m_ms")
     if "v_reset_mv" in p and "v_threshold_mv" in p:
         check_below(p, "v_reset_mv", "v_threshold_mv")
     decay = exp(-dt_ms / p["tau_m_ms"])
-    constants: dict[str, float | int] = {
+    constants: dict[str, Any] = {
         "decay": decay,
         # Computed from the decay in float32, as the kernel uses it, so that V settles at e_rest_mv.
-        "rest": float(p["e_rest_mv"] * (1.0 - float32(decay))),
+        "rest": p["e_rest_mv"] * (1.0 - float32(decay)),
         "refractory_steps": steps(p, "refractory_ms", dt_ms),
     }
     if "c_m_pf" in p:
         check_positive(p, "c_m_pf")
-        constants["per_pa"] = float(p["tau_m_ms"] / p["c_m_pf"] * (1.0 - decay))
+        constants["per_pa"] = p["tau_m_ms"] / p["c_m_pf"] * (1.0 - decay)
     return constants
 
 
-def current_propagator(p: Parameters, tau_syn_ms: float, dt_ms: float) -> float:
+def current_propagator(p: Parameters, tau_syn_ms: Any, dt_ms: float) -> Any:
     """Return the mV that a synaptic current adds within one step, if it starts at 1 pA and decays with `tau_syn_ms`."""
     tau_m, c_m = p["tau_m_ms"], p["c_m_pf"]
-    if abs(tau_m - tau_syn_ms) < 1e-9 * tau_m:  # the limit for equal time constants
-        return float(dt_ms / c_m * exp(-dt_ms / tau_m))
-    factor = tau_m * tau_syn_ms / (c_m * (tau_m - tau_syn_ms))
-    return float(factor * (exp(-dt_ms / tau_m) - exp(-dt_ms / tau_syn_ms)))
+    equal = abs(tau_m - tau_syn_ms) < 1e-9 * tau_m
+    factor = tau_m * tau_syn_ms / (c_m * choose(equal, 1.0, tau_m - tau_syn_ms))
+    membrane = exp(-dt_ms / tau_m)
+    # The limit for equal time constants, or the general case.
+    return choose(equal, dt_ms / c_m * membrane, factor * (membrane - exp(-dt_ms / tau_syn_ms)))
 
 
-def alpha_propagators(p: Parameters, tau_syn_ms: float, dt_ms: float) -> tuple[float, float]:
+def alpha_propagators(p: Parameters, tau_syn_ms: Any, dt_ms: float) -> tuple[Any, Any]:
     """Return the mV that an alpha-shaped current adds within one step: per pA/ms of its slope, and per pA."""
     tau_m, c_m = p["tau_m_ms"], p["c_m_pf"]
     membrane, synapse = exp(-dt_ms / tau_m), exp(-dt_ms / tau_syn_ms)
-    if abs(tau_m - tau_syn_ms) < 1e-9 * tau_m:
-        return float(dt_ms * dt_ms / (2.0 * c_m) * membrane), float(dt_ms / c_m * membrane)
-    difference = 1.0 / tau_syn_ms - 1.0 / tau_m
+    equal = abs(tau_m - tau_syn_ms) < 1e-9 * tau_m
+    difference = choose(equal, 1.0, 1.0 / tau_syn_ms - 1.0 / tau_m)
     current = (membrane - synapse) / (c_m * difference)
     slope = (membrane - synapse * (1.0 + dt_ms * difference)) / (c_m * difference * difference)
-    return float(slope), float(current)
+    same_slope, same_current = dt_ms * dt_ms / (2.0 * c_m) * membrane, dt_ms / c_m * membrane
+    return choose(equal, same_slope, slope), choose(equal, same_current, current)
 
 
-def steps(p: Parameters, name: str, dt_ms: float) -> int:
-    """Return a time parameter as a number of steps, rounded with a warning."""
-    if p[name] < 0:
-        raise InvalidArgument(f"{name}={p[name]!r}: a time cannot be negative")
-    return to_steps(on_grid(float(p[name]), dt_ms, name), dt_ms, name)
+def choose(test: Any, yes: Any, no: Any) -> Any:
+    """Return one of two values, or for an array of tests an array of them."""
+    if isinstance(test, np.ndarray):
+        return np.where(test, yes, no)
+    return yes if test else no
+
+
+def steps(p: Parameters, name: str, dt_ms: float) -> Any:
+    """Return a time parameter as a number of steps, rounded with a warning unless it was drawn."""
+    _check(p, name, p[name] >= 0, "a time cannot be negative")
+    if not isinstance(p[name], np.ndarray):
+        return to_steps(on_grid(float(p[name]), dt_ms, name), dt_ms, name)
+    if isinstance(p[name], Drawn):
+        return array_to_steps(p[name], dt_ms, name)
+    return array_to_steps(array_on_grid(p[name], dt_ms, name), dt_ms, name)
 
 
 def check_below(p: Parameters, reset: str, threshold: str) -> None:
     """Raise unless the reset is below the threshold in float32; else the neuron would never stop spiking."""
-    if not float32(p[reset]) < float32(p[threshold]):
-        raise InvalidArgument(f"{reset}={p[reset]!r}: must be below {threshold}={p[threshold]!r}")
+    _check(p, reset, float32(p[reset]) < float32(p[threshold]), f"must be below {threshold}={p[threshold]!r}")
 
 
 def check_positive(p: Parameters, *names: str) -> None:
     for name in names:
-        if not p[name] > 0:
-            raise InvalidArgument(f"{name}={p[name]!r}: a number above 0 is expected")
+        _check(p, name, p[name] > 0, "a number above 0 is expected")
+
+
+def _check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
+    # For arrays, `network.population` finds out which neuron it is.
+    if not np.all(fulfilled):
+        raise InvalidArgument(f"{name}={p[name]!r}: {expected}")
 
 
 @neuron_model(
@@ -165,7 +186,7 @@ def lif_delta(
     return spike, v_reset_mv if spike else v, refractory_steps if spike else left
 
 
-def _lif_exp_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _lif_exp_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ms")
     return {
         **leak_constants(p, dt_ms),
@@ -212,7 +233,7 @@ def lif_exp(
     return spike, v_reset_mv if spike else v, i_syn, refractory_steps if spike else left
 
 
-def _lif_exp_two_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _lif_exp_two_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms")
     return {
         **leak_constants(p, dt_ms),
@@ -264,7 +285,7 @@ def lif_exp_two(
     return spike, v_reset_mv if spike else v, i_ex, i_in, refractory_steps if spike else left
 
 
-def _lif_alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _lif_alpha_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms")
     constants = leak_constants(p, dt_ms)
     for kind in ("ex", "in"):
@@ -272,8 +293,8 @@ def _lif_alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         slope, current = alpha_propagators(p, tau, dt_ms)
         constants |= {
             f"decay_{kind}": exp(-dt_ms / tau),
-            f"rise_{kind}": float(dt_ms * exp(-dt_ms / tau)),
-            f"kick_{kind}": float(exp(1.0) / tau),
+            f"rise_{kind}": dt_ms * exp(-dt_ms / tau),
+            f"kick_{kind}": exp(1.0) / tau,
             f"per_slope_{kind}": slope,
             f"per_pa_{kind}": current,
         }
@@ -331,13 +352,13 @@ def lif_alpha(
     return spike, v_reset_mv if spike else v, slope_ex, i_ex, slope_in, i_in, refractory_steps if spike else left
 
 
-def _lif_cond_exp_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _lif_cond_exp_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_syn_ex_ms", "tau_syn_in_ms")
     check_below(p, "v_reset_mv", "v_threshold_mv")
     return {
         "half_ex": exp(-0.5 * dt_ms / p["tau_syn_ex_ms"]),
         "half_in": exp(-0.5 * dt_ms / p["tau_syn_in_ms"]),
-        "h": float(dt_ms / p["c_m_pf"]),
+        "h": dt_ms / p["c_m_pf"],
         "refractory_steps": steps(p, "refractory_ms", dt_ms),
     }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.lif import Parameters
@@ -16,16 +20,17 @@ def spike_source():
     return (False,)
 
 
-def _threshold(p: Parameters, dt_ms: float) -> dict[str, float | int]:
-    if p["rate_hz"] < 0:
+def _threshold(p: Parameters, dt_ms: float) -> dict[str, Any]:
+    if np.any(p["rate_hz"] < 0):
         raise InvalidArgument(f"rate_hz={p['rate_hz']!r}: a rate cannot be negative")
-    if p["rate_hz"] * dt_ms > 1000:
+    if np.any(p["rate_hz"] * dt_ms > 1000):
         raise InvalidArgument(
             f"rate_hz={p['rate_hz']!r}: more than one spike in a step of {dt_ms:g} ms cannot be emitted. Use several "
             "neurons, or network.poisson()."
         )
     probability = 1.0 - exp(-p["rate_hz"] * dt_ms * 1e-3)
-    return {"threshold": int(min(2**32 - 1, round(probability * 2**32)) - 2**31)}
+    threshold = np.minimum(2**32 - 1, np.rint(probability * 2.0**32)) - 2**31
+    return {"threshold": threshold.astype(np.int64) if threshold.ndim else int(threshold)}
 
 
 @neuron_model(

@@ -512,7 +512,7 @@ class RegionTeam:
         self._actions.clear()
 
     def is_live(self, name: str) -> bool:
-        """Return whether a node is on the mesh and sent a sign of life recently.
+        """Return True if a node is on the mesh and sent a sign of life recently.
 
         With a router, presence disappears when the router restarts, so only the timeout `silence_timeout` counts. While
         this process itself is cut off, no node is lost.

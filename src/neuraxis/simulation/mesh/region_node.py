@@ -612,7 +612,7 @@ class RegionNode:
         return getattr(self._runner, name)(*arguments)
 
     def _may_drive(self, name: str) -> bool:
-        """Return whether a node is a driver.
+        """Return True if a node is a driver.
 
         The command of a new driver may arrive before its presence, so wait a moment for that. Other drivers may be
         present meanwhile: the liveliness token of one that died stays for a moment.

@@ -118,7 +118,7 @@ class Upstream:
     # --- Decisions ----------------------------------------------------------------------------------------------
 
     def blocks(self, step: int) -> bool:
-        """Return whether a region that has completed `step` must wait for this one."""
+        """Return True if a region that has completed `step` must wait for this one."""
         return self.state != MISSING and self.received < step + 1 - self.lag
 
     def why_missing(self, now: float, listening_since: float = 0.0) -> str:
@@ -130,12 +130,12 @@ class Upstream:
         return "no sign of life"
 
     def needs_replay(self, step: int, now: float) -> bool:
-        """Return whether to request a replay of windows that were published and did not arrive."""
+        """Return True if a replay is needed of windows that were published and did not arrive."""
         behind = self.published_step > self.received and self.blocks(step)
         return behind and self.may_request(now) and now - self.last_window >= _IN_FLIGHT_S
 
     def may_request(self, now: float) -> bool:
-        """Return whether the last replay request is long enough ago."""
+        """Return True if the last replay request is long enough ago."""
         return not self.replay_pending and now - self.requested_at >= _REQUEST_AGAIN_S
 
     def mark_missing(self, why: str) -> Outage:

@@ -262,14 +262,14 @@ class FailureDetector:
         return self._node is not None and self._node.peer(name) is not None
 
     def is_present_as(self, name: str, incarnation: int) -> bool:
-        """Return whether a node of this name and incarnation is present, or is the one known last."""
+        """Return True if a node of this name and incarnation is present, or is the one known last."""
         one = self._upstreams.by_name.get(name)
         if one is not None and one.incarnation == incarnation:
             return True
         return self._node is not None and any(peer.incarnation == incarnation for peer in self._node.incarnations(name))
 
     def is_current(self, one: Upstream, incarnation: int) -> bool:
-        """Return whether a message is from the present incarnation of a region."""
+        """Return True if a message is from the present incarnation of a region."""
         if incarnation == one.incarnation:
             return True
         lives = [] if self._node is None else [peer.incarnation for peer in self._node.incarnations(one.name)]
@@ -281,7 +281,7 @@ class FailureDetector:
         return True
 
     def should_give_up(self, one: Upstream, listening_since: float) -> bool:
-        """Return whether to give up a region; False while this node itself is cut off."""
+        """Return True if a region is to be given up; False while this node itself is cut off."""
         now = time.monotonic()
         return self._is_connected(now) and bool(one.why_missing(now, listening_since))
 
@@ -312,7 +312,7 @@ class FailureDetector:
         self._upstreams.give_up(one, why, self._setup.clock == "lockstep")
 
     def _is_connected(self, now: float) -> bool:
-        """Return whether this node reaches the mesh, or was cut off for so long that it continues alone."""
+        """Return True if this node reaches the mesh, or was cut off for so long that it continues alone."""
         assert self._node is not None
         if self._node.connected:
             self._cut_off_since = None

@@ -122,7 +122,7 @@ def elements_in_order(tensor: Tensor) -> Tensor:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps and overlaps, in any order."""
+    """Return True if the elements fill their memory without gaps and overlaps, in any order."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1:

@@ -5,7 +5,8 @@
 The last line printed is a JSON object, as in the peers' programs in this folder. `import_seconds` is the time of
 `import neuraxis`, `build_seconds` that of starting the workers and building the network, `ready_seconds` that from
 Simulation(...) to the end of its first step, `run_seconds` that of the run of `time_ms` after `presim_ms` that do not
-count. Nothing is recorded. Code that no cache has is compiled while building.
+count, `cpu_seconds` the processor time of that run with one worker, which is this process (null with more). Nothing is
+recorded. Code that no cache has is compiled while building.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def main(text: str) -> None:
         simulation.step(1)
         ready_seconds = time.perf_counter() - begun
         simulation.step(max(1, round(options["presim_ms"] / network.dt_ms)) - 1)
+        used = time.process_time()
         summary = simulation.run(options["time_ms"])
+        cpu_seconds = time.process_time() - used if options["workers"] == 1 else None
     answer = {
         **summary.as_json(),
         "simulator": "neuraxis",
@@ -53,6 +56,7 @@ def main(text: str) -> None:
         "presim_ms": options["presim_ms"],
         "import_seconds": import_seconds,
         "ready_seconds": ready_seconds,
+        "cpu_seconds": cpu_seconds,
         "rate_hz": summary.spikes / network.neuron_count / (summary.time_ms * 1e-3),
     }
     print(json.dumps(answer), flush=True)

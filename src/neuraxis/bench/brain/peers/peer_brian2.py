@@ -11,6 +11,7 @@ Needs g++ and make. The last line printed is a JSON object:
   `presim_ms` that do not count, and writes its results.
 - `run_seconds`: the program's own figure for the run of `time_ms`. With one thread it is built without OpenMP, and
   Brian2 then counts processor time, which a busy machine does not lengthen; with OpenMP it is wall time.
+- `cpu_seconds`: the same with one thread; with more it is unknown.
 
 Only the number of spikes of each neuron is counted. With `spikes_to` they are recorded as well, and the file gets
 `time_steps` (int64: the number of the step at whose end the neuron spiked, counted from the start of the network,
@@ -100,6 +101,7 @@ def main(argv: Sequence[str]) -> None:
         "import_seconds": imported - started,
         "start_seconds": finished - built - run_seconds,
         "run_seconds": run_seconds,
+        "cpu_seconds": run_seconds if options.threads == 1 else None,
         "real_time_factor": run_seconds / seconds,
         "spikes": int(counts.sum()),
         "rate_hz": float(counts.mean()) / seconds,

@@ -30,6 +30,7 @@ from numba import njit
 
 from neuraxis.compiled import compiled
 from neuraxis.compiled.atomics import (
+    allocate_file_range,
     call_fold,
     copy_bytes,
     fetch_add,
@@ -40,7 +41,6 @@ from neuraxis.compiled.atomics import (
     relax,
     store,
     store_ordered,
-    take_file_room,
     wake_all,
     yield_counted,
 )
@@ -225,7 +225,7 @@ def _allocate_large_slots(state: int) -> None:
         or load(state + 8 * LARGE_STATE) != NOT_ALLOCATED
     ):
         return
-    allocated = take_file_room(
+    allocated = allocate_file_range(
         load(state + 8 * DESCRIPTOR), load(state + 8 * LARGE_OFFSET), load(state + 8 * LARGE_BYTES)
     )
     store(state + 8 * LARGE_STATE, ALLOCATED if allocated else ANNOUNCED)

@@ -212,7 +212,7 @@ class _ThreadCounter:
 
 
 class Endpoint:
-    """This rank's end of all its rings.
+    """The end of all rings of this rank.
 
     While waiting it calls `check` with the rank that is waited for (None: any), which raises if that rank is gone.
     `expire` raises the error for a deadline that has passed.

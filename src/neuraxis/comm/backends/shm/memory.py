@@ -233,7 +233,7 @@ def _allocation_error(error: OSError, folder: Path, needed: int) -> NeuraxisErro
     return BackendUnavailable(
         "shm",
         f"{folder} has no room for {needed / 2**20:.2f} MiB of shared memory{free} ({error.strerror})",
-        "Destroy unused groups, give the container more (docker run --shm-size=1g), or use backend='gloo'",
+        "Close unused groups, give the container more (docker run --shm-size=1g), or use backend='gloo'",
     )
 
 

@@ -164,7 +164,7 @@ __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, fl
     if (is_silent(traits))
         return false;
     const Four *constants = (const Four *)here.constants + TRAIT_CONSTANTS(traits);
-    bool spikes = advance_model(TRAIT_MODEL(traits), state, arrived, constants, current);
+    bool spikes = advance_model(TRAIT_MODEL(traits), state, arrived, constants, current, t);
 #if CHECKED
     if (is_check_step(t) || t == (int)layout.check_step)
         report_not_finite(t, cell, TRAIT_MODEL(traits), state);
@@ -173,8 +173,8 @@ __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, fl
 }
 
 #if LOOKAHEAD
-// True if a neuron spikes in the next step, whose input has not arrived yet.
-__device__ inline bool spikes_next(const Block &here, u32 traits, float current, const u32 *state)
+// True if a neuron spikes in step t, the next one, whose input has not arrived yet.
+__device__ inline bool spikes_next(const Block &here, int t, u32 traits, float current, const u32 *state)
 {
     if (is_silent(traits))
         return false;
@@ -187,7 +187,7 @@ __device__ inline bool spikes_next(const Block &here, u32 traits, float current,
     for (int r = 0; r < RECEPTORS; r++)
         nothing[r] = 0;
     const Four *constants = (const Four *)here.constants + TRAIT_CONSTANTS(traits);
-    return advance_model(TRAIT_MODEL(traits), then, nothing, constants, current);
+    return advance_model(TRAIT_MODEL(traits), then, nothing, constants, current, t);
 }
 #endif
 

@@ -152,12 +152,10 @@ __device__ inline float exp_f(float x)
     return x != x ? x : (p * low) * high;
 }
 
-__device__ inline float log_f(float x)
+__device__ inline float log_of_normal_f(float x, int bias)
 {
-    float smallest = bits_to_f(0x00800000u);
-    bool denormal = x < smallest;
-    u32 bits = f_to_bits(max_of<float>(smallest, denormal ? x * 8388608.0f : x));
-    int exponent = (int)(bits >> 23) - (denormal ? 149 : 126);
+    u32 bits = f_to_bits(x);
+    int exponent = (int)(bits >> 23) - bias;
     float m = bits_to_f((bits & 0x007FFFFFu) | 0x3F000000u);
     bool small = m < E_SQRT_HALF;
     float e = small ? (float)(exponent - 1) : (float)exponent;
@@ -167,7 +165,14 @@ __device__ inline float log_f(float x)
     p = (p * m) * z;
     p = p + e * E_LN2_LOW;
     p = p - 0.5f * z;
-    float found = (m + p) + e * 0.693359375f;
+    return (m + p) + e * 0.693359375f;
+}
+
+__device__ inline float log_f(float x)
+{
+    float smallest = bits_to_f(0x00800000u);
+    bool denormal = x < smallest;
+    float found = log_of_normal_f(max_of<float>(smallest, denormal ? x * 8388608.0f : x), denormal ? 149 : 126);
     found = x == infinity_f() ? x : found;
     found = x == 0.0f ? -infinity_f() : found;
     return x >= 0.0f ? found : nan_f();
@@ -300,4 +305,17 @@ __device__ inline int draw(u32 &s0, u32 &s1)
     s0 = ((s0 << 26) | (s0 >> 6)) ^ s1 ^ (s1 << 9);
     s1 = (s1 << 13) | (s1 >> 19);
     return random;
+}
+
+__device__ inline float drawn_random_f(int bits) { return (float)(int)((u32)bits >> 8) * 0x1p-24f; }
+
+__device__ inline float drawn_normal_f(int bits)
+{
+    int v = (bits & 0x7FFFFFFF) | 1;
+    float p = (float)v * 0x1p-32f, q = (float)(int)(0x80000000u - (u32)v) * 0x1p-32f;
+    float w = -log_of_normal_f((p * 4.0f) * (0.5f + q), 126);
+    float above = ((((E_N5 * w + E_N4) * w + E_N3) * w + E_N2) * w + E_N1) * w + E_N0;
+    float below = ((((E_D5 * w + E_D4) * w + E_D3) * w + E_D2) * w + E_D1) * w + 1.0f;
+    float z = q * (above / below);
+    return bits_to_f(f_to_bits(z) | ((u32)bits & 0x80000000u));
 }

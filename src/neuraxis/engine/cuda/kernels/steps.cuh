@@ -107,7 +107,7 @@ __device__ inline void look_ahead(const Block &here, int t, u32 cell, Neuron &ne
         then[0] = neuron.next.s0;
         then[1] = neuron.next.s1;
     }
-    if (spikes_next(here, neuron.traits, neuron.current, then) || is_forced(here, t, neuron.traits, cell))
+    if (spikes_next(here, t, neuron.traits, neuron.current, then) || is_forced(here, t, neuron.traits, cell))
         list_own(here, t, cell);
 }
 #endif

@@ -1,7 +1,7 @@
-"""The programs that run the networks of `neuraxis bench brain`: find those that can run here, and run one.
+"""Programs that run simulators: find the interpreter and the simulators that can run here, and run one program.
 
-A program is a process that runs one network once and prints one JSON object (peers/). The peers may run under another
-interpreter, because they rarely fit into one environment with neuraxis.
+A program is a process that runs one network or model once and prints one JSON object (`brain/peers/`, `models/peers/`).
+The peers may run under another interpreter, because they rarely fit into one environment with neuraxis.
 """
 
 from __future__ import annotations
@@ -21,17 +21,10 @@ from neuraxis.bench.harness import LeftOut
 from neuraxis.bench.processes import ContenderFailed, defer_signals, end_process, last_error, start_process
 from neuraxis.errors import InvalidArgument, LaunchError
 
-__all__ = ["PEERS", "PEERS_VARIABLE", "PROGRAMS", "find_peers_python", "left_out_peers", "run_program"]
+__all__ = ["PEERS", "PEERS_VARIABLE", "find_peers_python", "left_out_peers", "run_program"]
 
 PEERS = ("nest", "brian2")
 PEERS_VARIABLE = "NEURAXIS_PEERS"
-
-_FOLDER = Path(__file__).parent / "peers"
-PROGRAMS = {
-    "neuraxis": _FOLDER / "ours.py",
-    "nest": _FOLDER / "peer_nest.py",
-    "brian2": _FOLDER / "peer_brian2.py",
-}
 
 _REMEDY = "benchmarks/peers.sh makes an environment with it, or name a Python that has it with --peers-python"
 _LOOK_TIMEOUT_S = 60.0

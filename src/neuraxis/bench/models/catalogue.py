@@ -1,0 +1,174 @@
+"""The cases of `neuraxis bench models`: every built-in model and three networks, as each simulator writes them.
+
+A case gives the model's parameters in neuraxis, the range of the currents, and the same model in NEST (its name and
+parameters) and in Brian2 (equations). Neurons have no synapses; each has a current of its own, from below the threshold
+to well above it, so that neurons are in all phases of their dynamics. Brian2's equations have numbers without units, in
+mV, pA, pF and nS; times are `names_ms`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["CASES", "NETWORKS", "Brian2", "Case", "Nest"]
+
+
+class Nest(msgspec.Struct, frozen=True):
+    """A model of NEST with its parameters; without `currents` it takes none."""
+
+    model: str
+    parameters: dict[str, float] = {}
+    currents: bool = True
+
+
+class Brian2(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as equations of Brian2; `synapses` are the effects of excitatory and inhibitory spikes."""
+
+    equations: str
+    threshold: str
+    reset: str
+    method: str
+    refractory_ms: float = 0.0
+    names: dict[str, float] = {}
+    names_ms: dict[str, float] = {}
+    initial: dict[str, str] = {}
+    synapses: tuple[str, str] | None = None
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, or a network of `neuraxis.network.library`, and the same in other simulators."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+    current_pa: tuple[float, float] | None = None
+    network: bool = False
+    nest: Nest | None = None
+    brian2: Brian2 | None = None
+
+
+_LIF = {"C_m": 250.0, "tau_m": 10.0, "E_L": -70.0, "V_th": -55.0, "V_reset": -70.0, "t_ref": 2.0}
+_COND = {"C_m": 250.0, "g_L": 16.6667, "E_L": -70.0, "V_th": -55.0, "V_reset": -60.0, "E_ex": 0.0, "E_in": -85.0}
+_LIF_RANGE = (300.0, 700.0)
+
+
+def _leaky(currents: str, more: str, **names_ms: float) -> Brian2:
+    """Return a leaky integrate-and-fire neuron whose synaptic currents have the equations `more`."""
+    return Brian2(
+        equations=f"dv/dt = -(v + 70) / tau_m + ({currents}I) / (250 * ms) : 1 (unless refractory)\nI : 1\n{more}",
+        threshold="v >= -55",
+        reset="v = -70",
+        method="exact",
+        refractory_ms=2.0,
+        names_ms={"tau_m": 10.0, **names_ms},
+        initial={"v": "-70"},
+    )
+
+
+def _alpha_current(kind: str) -> str:
+    return f"di_{kind}/dt = s_{kind} / ms - i_{kind} / tau_{kind} : 1\nds_{kind}/dt = -s_{kind} / tau_{kind} : 1\n"
+
+
+_IZHIKEVICH = Brian2(
+    equations="dv/dt = (0.04 * v**2 + 5 * v + 140 - u + I) / ms : 1\ndu/dt = 0.02 * (0.2 * v - u) / ms : 1\nI : 1",
+    threshold="v >= 30",
+    reset="v = -65; u += 8",
+    method="euler",
+    initial={"v": "-65", "u": "-13"},
+)
+_CONDUCTANCE = """\
+dv/dt = (16.6667 * (-70 - v) - g_ex * v - g_in * (v + 85) + I) / (250 * ms) : 1 (unless refractory)
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+I : 1
+"""
+_ADEX = """\
+dv/dt = (30 * (-70.6 - v) + 60 * exp((v + 50.4) / 2) - g_ex * v - g_in * (v + 85) - w + I) / (281 * ms) : 1
+dw/dt = (4 * (v + 70.6) - w) / tau_w : 1
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+I : 1
+"""
+
+CASES = (
+    Case(name="lif_delta", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_delta", _LIF), brian2=_leaky("", "")),
+    Case(
+        name="lif_exp",
+        parameters={"tau_syn_ms": 2.0, "e_rest_mv": -70.0, "v_threshold_mv": -55.0, "v_reset_mv": -70.0},
+        current_pa=_LIF_RANGE,
+        brian2=_leaky("i_syn + ", "di_syn/dt = -i_syn / tau_syn : 1", tau_syn=2.0),
+    ),
+    Case(
+        name="lif_exp_two",
+        current_pa=_LIF_RANGE,
+        nest=Nest("iaf_psc_exp", {**_LIF, "tau_syn_ex": 2.0, "tau_syn_in": 2.0}),
+        brian2=_leaky(
+            "i_ex + i_in + ",
+            "di_ex/dt = -i_ex / tau_ex : 1\ndi_in/dt = -i_in / tau_in : 1",
+            tau_ex=2.0, tau_in=2.001,  # SymPy's solution for equal ones is another
+        ),
+    ),
+    Case(
+        name="lif_alpha",
+        current_pa=_LIF_RANGE,
+        nest=Nest("iaf_psc_alpha", {**_LIF, "tau_syn_ex": 2.0, "tau_syn_in": 2.0}),
+        brian2=_leaky("i_ex + i_in + ", _alpha_current("ex") + _alpha_current("in"), tau_ex=2.0, tau_in=2.001),
+    ),
+    Case(
+        name="lif_cond_exp",
+        current_pa=_LIF_RANGE,
+        nest=Nest("iaf_cond_exp", {**_COND, "tau_syn_ex": 0.2, "tau_syn_in": 2.0, "t_ref": 2.0}),
+        brian2=Brian2(
+            equations=_CONDUCTANCE, threshold="v >= -55", reset="v = -60", method="rk4", refractory_ms=2.0,
+            names_ms={"tau_ex": 0.2, "tau_in": 2.0}, initial={"v": "-70"},
+        ),
+    ),
+    Case(
+        name="adex",
+        current_pa=(400.0, 1200.0),
+        nest=Nest("aeif_cond_exp"),
+        brian2=Brian2(
+            equations=_ADEX, threshold="v >= 0", reset="v = -60; w += 80.5", method="rk2",
+            names_ms={"tau_w": 144.0, "tau_ex": 0.2, "tau_in": 2.0}, initial={"v": "-70.6"},
+        ),
+    ),
+    Case(name="izhikevich", current_pa=(2.0, 15.0), nest=Nest("izhikevich"), brian2=_IZHIKEVICH),
+    Case(
+        name="poisson_source",
+        brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
+    ),
+    Case(name="spike_source"),
+)  # fmt: skip
+
+NETWORKS = (
+    Case(
+        name="cuba",
+        network=True,
+        brian2=Brian2(
+            equations="""\
+dv/dt = (g_ex + g_in - (v + 49)) / tau_m : 1 (unless refractory)
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+""",
+            threshold="v > -50", reset="v = -60", method="exact", refractory_ms=5.0,
+            names_ms={"tau_m": 20.0, "tau_ex": 5.0, "tau_in": 10.0}, initial={"v": "-60 + rand() * 10"},
+            synapses=("g_ex += 1.62", "g_in -= 9"),
+        ),
+    ),
+    Case(
+        name="coba",
+        network=True,
+        brian2=Brian2(
+            equations="""\
+dv/dt = (g_ex * (0 - v) + g_in * (-80 - v) - (v + 60)) / tau_m : 1 (unless refractory)
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+""",
+            threshold="v > -50", reset="v = -60", method="rk4", refractory_ms=5.0,
+            names_ms={"tau_m": 20.0, "tau_ex": 5.0, "tau_in": 10.0},
+            initial={"v": "-60 + rand() * 10", "g_ex": "4 + randn() * 1.5", "g_in": "20 + randn() * 12"},
+            synapses=("g_ex += 0.6", "g_in += 6.7"),
+        ),
+    ),
+)  # fmt: skip
