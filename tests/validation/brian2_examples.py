@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -221,7 +221,7 @@ class AdaptiveThreshold:
     """Threshold that grows with each spike. Twenty neurons, 0.5 s; in Brian2, synapses act before thresholds."""
 
     n, steps = 20, 5000
-    trains = [np.flatnonzero(spread(5000, 20 + k) < 0.05) for k in range(20)]
+    trains: ClassVar[list[Any]] = [np.flatnonzero(spread(5000, 20 + k) < 0.05) for k in range(20)]
     text = """
     dv/dt = -v/(10*ms) : volt
     dvt/dt = (10*mV-vt)/(15*ms) : volt
@@ -294,11 +294,10 @@ class IFCurveLIF:
             v0 : volt
             """,
             threshold="v > 10*mV", reset="v = 0*mV", refractory="5*ms - dt", method="exact",
-            parameters={"tau": "10*ms"}, current="v0",
+            parameters={"tau": "10*ms", "v0": "0*mV"},
         )  # fmt: skip
         network = Network(dt_ms=0.1)
-        cells = network.population("cells", self.n, model)
-        network.current(cells, self.v0_mv)
+        cells = network.population("cells", self.n, model(v0_mv=self.v0_mv))
         found = run_here(network, cells, self.steps)
         return {"counts": np.bincount(found["ids"], minlength=self.n).tolist()}
 
@@ -429,9 +428,9 @@ class RothmanManis2003:
     ntau =  ((100. / (11*exp((vu+60) / 24.) + 21*exp(-(vu+60) / 23.))) + 0.7)*ms : second
     ptau = ((100. / (4*exp((vu+60) / 32.) + 5*exp(-(vu+60) / 22.))) + 5)*ms : second
     """
-    ns = {"gnabar": 1000, "gkhtbar": 150, "gkltbar": 0, "gkabar": 0, "ghbar": 0.5, "gl": 2}
-    mv = {"Eh": -43, "EK": -70, "El": -65, "ENa": 50}
-    numbers = {"nf": 0.85, "zss": 0.5, "q10": 3.0 ** ((22.0 - 22.0) / 10.0)}
+    ns: ClassVar[dict[str, Any]] = {"gnabar": 1000, "gkhtbar": 150, "gkltbar": 0, "gkabar": 0, "ghbar": 0.5, "gl": 2}
+    mv: ClassVar[dict[str, Any]] = {"Eh": -43, "EK": -70, "El": -65, "ENa": 50}
+    numbers: ClassVar[dict[str, Any]] = {"nf": 0.85, "zss": 0.5, "q10": 3.0 ** ((22.0 - 22.0) / 10.0)}
 
     def brian2(self) -> Result:
         b = brian()
@@ -469,7 +468,7 @@ class HindmarshRose1984:
 
     steps = 5000
     current = (0.4, 2.0, 4.0)
-    numbers = {"a": 1, "b": 3, "c": 1, "d": 5, "r": 0.001, "s": 4, "x_1": -1.6}
+    numbers: ClassVar[dict[str, Any]] = {"a": 1, "b": 3, "c": 1, "d": 5, "r": 0.001, "s": 4, "x_1": -1.6}
     text = """
     dx/dt = (y - a*x**3 + b*x**2 + I - z)/time_unit : 1
     dy/dt = (c - d*x**2 - y)/time_unit : 1
@@ -512,7 +511,7 @@ class MorrisLecar1981:
     lambda_n = lambda_n__max*cosh((V - V_3)/(2*V_4)) : Hz
     I : amp
     """
-    mv = {"V_L": -50, "V_Ca": 100, "V_K": -70, "V_1": 10, "V_2": 15, "V_3": -1, "V_4": 14.5}
+    mv: ClassVar[dict[str, Any]] = {"V_L": -50, "V_Ca": 100, "V_K": -70, "V_1": 10, "V_2": 15, "V_3": -1, "V_4": 14.5}
 
     def brian2(self) -> Result:
         b = brian(self.dt_ms)
@@ -651,12 +650,117 @@ class Naud2008:
         return {"steps": steps, "ids": ids}
 
 
+class PhaseLocking:
+    """Spikes that lock to a periodic input, of a hundred neurons with amplitudes of their own."""
+
+    n, steps = 100, 10_000
+    x0 = spread(n, 50)
+    a = 0.05 + 0.7 * np.arange(n) / n
+    text = """
+    dv/dt = (-v + a * sin(2 * pi * freq * t) + b) / tau : 1
+    a : 1
+    """
+
+    def brian2(self) -> Result:
+        b = brian()
+        cells = b.NeuronGroup(
+            self.n, self.text, threshold="v > 1", reset="v = 0", method="euler",
+            namespace={"tau": 20 * b.ms, "b": 1.2, "freq": 10 * b.Hz},
+        )  # fmt: skip
+        cells.v, cells.a = self.x0, self.a
+        spikes = b.SpikeMonitor(cells)
+        b.Network(cells, spikes).run(self.steps * b.defaultclock.dt)
+        return brian_spikes(b, spikes)
+
+    def neuraxis(self) -> Result:
+        from neuraxis.network import Network, equations
+
+        model = equations(
+            self.text, threshold="v > 1", reset="v = 0", method="euler",
+            parameters={"tau": "20*ms", "b": 1.2, "freq": "10*Hz", "a": 0.0},
+        )  # fmt: skip
+        network = Network(dt_ms=0.1)
+        cells = network.population("cells", self.n, model(a=self.a), v=self.x0)
+        return run_here(network, cells, self.steps)
+
+
+class Brette2004:
+    """A leaky neuron that is driven by a sine, at 200 mean inputs (published: 2,000), 2 s."""
+
+    n, steps = 200, 20_000
+    a = np.linspace(2, 4, n)
+    text = """
+    dv/dt = (-v + a + 2*sin(2*pi*t/tau))/tau : 1
+    a : 1
+    """
+
+    def brian2(self) -> Result:
+        b = brian()
+        cells = b.NeuronGroup(
+            self.n, self.text, threshold="v>1", reset="v=0", method="euler", namespace={"tau": 100 * b.ms}
+        )
+        cells.a = self.a
+        spikes = b.SpikeMonitor(cells)
+        b.Network(cells, spikes).run(self.steps * b.defaultclock.dt)
+        return brian_spikes(b, spikes)
+
+    def neuraxis(self) -> Result:
+        from neuraxis.network import Network, equations
+
+        model = equations(
+            self.text, threshold="v>1", reset="v=0", method="euler", parameters={"tau": "100*ms", "a": 2.0}
+        )
+        network = Network(dt_ms=0.1)
+        cells = network.population("cells", self.n, model(a=self.a))
+        return run_here(network, cells, self.steps)
+
+
+class NonReliability:
+    """Neurons with noise and the same input: 2,000 of them (published: 25), 0.5 s."""
+
+    n, steps = 2000, 5000
+    text = "dx/dt = (1.1 - x) / tau + sigma * (2 / tau)**.5 * xi : 1 (unless refractory)"
+
+    def brian2(self) -> Result:
+        b = brian()
+        b.seed(1)
+        cells = b.NeuronGroup(
+            self.n, self.text, threshold="x > 1", reset="x = 0", refractory=5 * b.ms, method="euler",
+            namespace={"tau": 20 * b.ms, "sigma": 0.015},
+        )  # fmt: skip
+        spikes = b.SpikeMonitor(cells)
+        b.Network(cells, spikes).run(self.steps * b.defaultclock.dt)
+        return {"intervals": intervals_of(brian_spikes(b, spikes))}
+
+    def neuraxis(self) -> Result:
+        from neuraxis.network import Network, equations
+
+        model = equations(
+            self.text, threshold="x > 1", reset="x = 0", refractory="5*ms - dt", method="euler",
+            parameters={"tau": "20*ms", "sigma": 0.015},
+        )  # fmt: skip
+        network = Network(dt_ms=0.1, seed=1)
+        cells = network.population("cells", self.n, model)
+        return {"intervals": intervals_of(run_here(network, cells, self.steps))}
+
+
+def intervals_of(result: Result) -> list[float]:
+    """Return number, mean and standard deviation of the intervals between spikes, in steps."""
+    order = np.lexsort((result["steps"], result["ids"]))
+    steps, ids = np.array(result["steps"])[order], np.array(result["ids"])[order]
+    found = np.diff(steps)[np.diff(ids) == 0]
+    return [float(len(found)), float(found.mean()), float(found.std())]
+
+
 EXAMPLES: dict[str, type[Any]] = {
     "CUBA": CUBA,
     "COBAHH": COBAHH,
+    "phase_locking": PhaseLocking,
+    "non_reliability": NonReliability,
     "adaptive_threshold": AdaptiveThreshold,
     "IF_curve_LIF": IFCurveLIF,
     "IF_curve_Hodgkin_Huxley": IFCurveHodgkinHuxley,
+    "frompapers/Brette_2004": Brette2004,
     "frompapers/Brette_Gerstner_2005": BretteGerstner2005,
     "frompapers/Rothman_Manis_2003": RothmanManis2003,
     "frompapers/Hindmarsh_Rose_1984": HindmarshRose1984,

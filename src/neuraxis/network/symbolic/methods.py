@@ -77,6 +77,9 @@ class Integration:
     def find_linear_system(self) -> Declaration | None:
         """Find the matrix of linear equations; return the first equation that is not linear, or None."""
         names = [one.name for one in self.equations]
+        for one in self.equations:
+            if one.tree is not None and not self.algebra.reads(one.tree).isdisjoint(("t", "not_refractory")):
+                return one
         read = set().union(*(self.algebra.reads(tree) for tree in self._trees.values() if tree is not None))
         self.columns = [*names, *(one for one in self.others if one in read)]
         self.matrix = {}
@@ -153,11 +156,11 @@ class Integration:
         entries = {place: self.writer.quantity(tree, f"rate_{known[place[0]]}_{known[place[1]]}")
                    for place, tree in self.matrix.items()}  # fmt: skip
         factors = {place: self._factor(known, place, "step") for place in sorted(free)}
-        self.linear_steps.append(LinearStep(entries, size, factors))
+        self.linear_steps.append(LinearStep(entries, n, factors))
         while_held = {place: self._factor(known, place, "held") for place in sorted(stopped) if place[0] in two}
         if while_held:
             moving = {place: one for place, one in entries.items() if place[0] not in held}
-            self.linear_steps.append(LinearStep(moving, size, while_held))
+            self.linear_steps.append(LinearStep(moving, n, while_held))
         made = {}
         for i, one in enumerate(self.equations):
             terms = []

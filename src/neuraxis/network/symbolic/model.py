@@ -197,7 +197,10 @@ class _Compiler:
         steps = self._write_held(writer, values)
         refractory = self._described.refractory_tree is not None
         values["not_refractory"] = ast.UnaryOp(ast.Not(), name("held")) if refractory else ast.Constant(True)
-        time = name("t_ms") if any(one == "t" for one, _ in self._described.names_used()) else None
+        time = self._write_time(writer)
+        if self._described.noise is not None:
+            scale = writer.constant(ast.BinOp(name("dt_ms"), ast.Pow(), literal(-0.5)))
+            values[self._described.noise] = product([name("normal"), scale])
         start = Stage(values, time)
         integration = Integration(
             writer, self._described.equations, self._described.held, self._described.algebra,
@@ -212,6 +215,17 @@ class _Compiler:
             results.append(self._next_refractory(steps))
         writer.lines.append(f"return {', '.join(ast.unparse(one) for one in results)}")
         return self._made(writer, integration, ordered, method, reason, steps)
+
+    @property
+    def _has_time(self) -> bool:
+        return any(one == "t" for one, _ in self._described.names_used())
+
+    def _write_time(self, writer: Writer) -> ast.expr | None:
+        """Write the time of the start of the step; the engine gives that of its end."""
+        if not self._has_time:
+            return None
+        step = writer.constant(name("dt_ms"))
+        return writer.assign(writer.fresh("time"), ast.BinOp(name("t_ms"), ast.Sub(), step))
 
     def _write_held(self, writer: Writer, values: dict[str, ast.expr]) -> str | None:
         """Write whether the neuron is refractory; return the constant that has the refractory time in ms, if any."""
@@ -246,7 +260,14 @@ class _Compiler:
 
     def _chosen(self, integration: Integration) -> tuple[str, str]:
         """Return the method, and why it was chosen."""
-        asked = self._method
+        asked, noise = self._method, self._described.noise
+        if noise is not None:
+            if asked not in (None, "euler"):
+                place = next(
+                    one.place for one in self._described.declarations if one.tree and noise in names_in(one.tree)
+                )
+                raise place.refuse(f"method={asked!r} cannot be used with {noise}; there is 'euler'")
+            return "euler", "there is noise" if asked is None else ""
         if asked in (None, "exact"):
             obstacle = integration.find_linear_system()
             if obstacle is None:
@@ -366,8 +387,10 @@ class _Compiler:
         arguments += [one for one in signals if one not in arguments]
         if any(found.kind == "current" for found in self._described.variables.values()):
             arguments.append("current_pa")
-        if any(one == "t" for one, _ in self._described.names_used()):
+        if self._has_time:
             arguments.append("t_ms")
+        if self._described.noise is not None:
+            arguments.append("normal")
         source = "\n".join(
             [f"def {given.name}({', '.join(arguments)}):", f"    {self._description(method, reason)!r}"]
             + [f"    {line}" for line in writer.lines]

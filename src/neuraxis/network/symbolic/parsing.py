@@ -17,6 +17,7 @@ from neuraxis.network.symbolic.units import ONE, Unit, is_base_unit, named, pars
 
 __all__ = [
     "FUNCTIONS",
+    "NUMBERS",
     "Declaration",
     "Place",
     "UnitCheck",

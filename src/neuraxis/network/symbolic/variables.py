@@ -6,6 +6,7 @@ import ast
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from neuraxis.arguments import is_number, near
 from neuraxis.errors import InvalidArgument, InvalidType
@@ -120,6 +121,7 @@ class Description:
             {one.name: one for one in self.declarations if self.variables[one.name].kind == "expression"}
         )
         self._check_cycles()
+        self.noise = self._find_noise()
         self._check_units()
 
     # --- names ----------------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ class Description:
     def _find_undeclared(self) -> None:
         given = self.given
         for one, place in self.names_used():
-            if one in self.variables or one in ("t", "dt", "not_refractory", WEIGHT) or one.startswith("xi"):
+            if one in self.variables or one in ("t", "dt", "not_refractory", WEIGHT) or _is_noise(one):
                 continue
             key = one if one in given.parameters else next(
                 (key for key in given.parameters if key.lower() == one.lower() and one not in self.variables), None
@@ -345,6 +347,25 @@ class Description:
 
     # --- checks ---------------------------------------------------------------------------------------------
 
+    def _find_noise(self) -> str | None:
+        """Return the name of the noise that differential equations have, if any."""
+        trees = [(tree, place) for _, tree, place in self.resets]
+        trees += [(one.factor, one.place) for one in self.increases]
+        trees += [self.threshold] if self.threshold is not None else []
+        trees += [(self.refractory_tree, self.refractory_place)] if self.refractory_tree is not None else []
+        for tree, place in trees:
+            if any(_is_noise(one) for one in self.algebra.reads(tree)):
+                raise place.refuse("xi can be used in differential equations only")
+        found: dict[str, Place] = {}
+        for one in self.declarations:
+            if one.tree is not None:
+                found |= {name: one.place for name in names_in(one.tree) if _is_noise(name) and name not in found}
+        if len(found) > 1:
+            raise list(found.values())[1].refuse(
+                f"a second noise beside {next(iter(found))}: a neuron gets one random number for a step. Use one name."
+            )
+        return next(iter(found), None)
+
     def _check_cycles(self) -> None:
         done: set[str] = set()
 
@@ -369,6 +390,8 @@ class Description:
                 return self.variables[one].unit
             if one in ("t", "dt"):
                 return _MS
+            if one == self.noise:
+                return _MS.to_the(Fraction(-1, 2))
             if one == "not_refractory":
                 return "bool"
             if one == WEIGHT and weight is not None:
@@ -401,6 +424,10 @@ class Description:
             check = self.unit_check(self.refractory_place)
             if not check.is_condition(self.refractory_tree):
                 check.number(self.refractory_tree, _MS, "a refractory time")
+
+
+def _is_noise(one: str) -> bool:
+    return one == "xi" or one.startswith("xi_")
 
 
 def check_identifier(text: object, what: str) -> None:
