@@ -21,7 +21,7 @@ from neuraxis.network.symbolic.parsing import (
 from neuraxis.network.symbolic.propagators import ModelConstants
 from neuraxis.network.symbolic.units import ONE, shown
 from neuraxis.network.symbolic.variables import RESERVED, Description, Given, Value, check_identifier
-from neuraxis.network.symbolic.writing import Stage, Symbols, Writer, literal, name, product, total
+from neuraxis.network.symbolic.writing import Stage, Symbols, Writer, literal, name, product, scaled, total
 
 __all__ = ["equations"]
 
@@ -192,7 +192,7 @@ class _Compiler:
         values: dict[str, ast.expr] = {}
         for one in ordered:
             found = self._described.variables[one]
-            value = product([name(found.stored), literal(found.unit.factor)])
+            value = scaled(name(found.stored), int(found.unit.power))
             values[one] = writer.local(f"{one}_now", value)
         steps = self._write_held(writer, values)
         refractory = self._described.refractory_tree is not None
@@ -325,7 +325,7 @@ class _Compiler:
 
     def _as_stored(self, one: str, value: ast.expr) -> ast.expr:
         """Return a value in the unit of its state."""
-        return product([value, literal(1.0 / self._described.variables[one].unit.factor)])
+        return scaled(value, -int(self._described.variables[one].unit.power))
 
     def _initial(self, writer: Writer, ordered: list[str], constants: ModelConstants) -> dict[str, float | int]:
         """Return the initial value of each state, in its unit."""

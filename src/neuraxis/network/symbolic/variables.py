@@ -239,8 +239,14 @@ class Description:
         if self.refractory_tree is not None:
             trees.append((self.refractory_tree, self.refractory_place))
         for tree, place in trees:
-            for one in sorted(names_in(tree)):
-                places.setdefault(one, place)
+            written = sorted(
+                (node.col_offset, node.id)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Name) and hasattr(node, "lineno")
+            )
+            for _, one in written:
+                if one in names_in(tree):
+                    places.setdefault(one, place)
         return list(places.items())
 
     def _add(self, one: str, kind: str, unit: Unit, is_base: bool, meaning: str, place: Place) -> None:

@@ -15,7 +15,7 @@ from neuraxis.network.model_source import DerivedConstants
 from neuraxis.network.symbolic.parsing import NUMBERS, Declaration, names_in
 from neuraxis.network.symbolic.units import named
 
-__all__ = ["Stage", "Symbols", "Writer", "call", "literal", "name", "product", "total"]
+__all__ = ["Stage", "Symbols", "Writer", "call", "literal", "name", "product", "scaled", "total"]
 
 _LOG10 = 0.4342944819032518  # log10(e)
 
@@ -75,6 +75,16 @@ def literal(value: float) -> ast.expr:
 def call(function: str, *arguments: ast.expr) -> ast.expr:
     """Return a call."""
     return ast.Call(name(function), list(arguments), [])
+
+
+def scaled(tree: ast.expr, power: int) -> ast.expr:
+    """Return a value times a power of ten.
+
+    A negative power divides: 0.001 is not a float32, and a state that is converted to and fro in each step would drift.
+    """
+    if power < 0:
+        return product([tree], [literal(10.0**-power)])
+    return product([tree, literal(10.0**power)])
 
 
 def total(terms: Sequence[tuple[int, ast.expr]]) -> ast.expr:
