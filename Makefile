@@ -29,7 +29,8 @@ robot: .venv/base  ## a robot of four regions: one is killed and comes back, a s
 check: lint  ## before each commit: style, types, layers and a fast core of tests
 	$(BIN)/python -m pytest -q -n 2 -m "not alone" -k "not examples_of_docstrings" $(CORE)
 
-test: lint dist-check docs  ## everything that must pass before a change lands
+test: .venv/dev  ## everything that must pass before a change lands
+	$(MAKE) --jobs 2 --output-sync=target docs lint dist-check
 	NEURAXIS_EXAMPLES=docs/_build/examples $(BIN)/python -m pytest -n 2 -m "not alone"
 	$(BIN)/python -m pytest -m alone $$(grep -rlE 'mark\.alone' tests --include='test_*.py')
 

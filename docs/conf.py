@@ -55,6 +55,7 @@ autosummary_imported_members = True
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"  # the sidebar has no room for `Simulation.` before each method
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 default_role = "name"  # links the names that resolve; see docs/_ext/reference.py

@@ -41,6 +41,7 @@ from sphinx.errors import ExtensionError
 from example_runs import EXAMPLES, run_command, sources
 
 PAGES = "program_pages"  # in env.temp_data: the page that is being read
+COLUMNS = 88  # of the terminal that commands print to: as many as a page shows beside its sidebars
 
 
 class Page:
@@ -70,7 +71,7 @@ def page_of(directive: Directive) -> Page:
 def run(page: Page, commands: str, expected: int, timeout: float) -> dict[str, Any]:
     """Run commands in the folder of a page; return what they printed, the seconds, and those of processors."""
     begun, used_before = time.monotonic(), _used_s()
-    status, printed = run_command(commands, page.folder, timeout)
+    status, printed = run_command(commands, page.folder, timeout, COLUMNS=str(COLUMNS))
     if status is None:
         raise ExtensionError(f"no end within {timeout:g} s:\n{commands}\n{printed}")
     if status != expected:
@@ -148,7 +149,9 @@ class Shell(Directive):
         if not lines:
             return [shown]
         output = nodes.literal_block("\n".join(lines), "\n".join(lines), language="text")
-        return [shown, nodes.container("", output, classes=["program-output"], program="output")]
+        # Tables fit the terminal and keep their lines; messages can be longer, and wrap.
+        wrapped = ["long-lines"] if max(map(len, lines)) > COLUMNS else []
+        return [shown, nodes.container("", output, classes=["program-output", *wrapped], program="output")]
 
 
 def _end_page(_app: Sphinx, doctree: Any) -> None:

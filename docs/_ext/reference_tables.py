@@ -22,7 +22,8 @@ from neuraxis import errors, network
 from neuraxis.brain import regions, spec
 from neuraxis.cli import _COMMANDS
 from neuraxis.cli.errors import EXIT_CODES
-from neuraxis.network import NeuronModel, models
+from neuraxis.network import NeuronModel
+from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.network.parameters import unit
 
 CONNECTION_RULES = [
@@ -48,7 +49,7 @@ TABLES = {  # of a brain's file, by heading
 
 def texts() -> dict[str, str]:
     """Return the text of each file by its name."""
-    made = {f"model-{name}": model_text(getattr(models, name)) for name in models.__all__}
+    made = {f"model-{name}": model_text(model) for name, model in built_in_models().items()}
     made |= {f"rule-{rule.__name__}": fields_text(rule) for rule in (*CONNECTION_RULES, *PLASTICITY_RULES, *OTHERS)}
     made |= {"bench": bench_text()}
     made |= {"toml-brain": toml_text(), "toml-regions": region_text()}
@@ -200,7 +201,7 @@ def type_name(kind: Any) -> str:
 
 COMMON = {"machine", "load_before", "busy"}
 UNREPORTED = {"plan.peers_python"}  # a path, which reports leave out
-BENCHMARKS = ("collectives", "brain", "mesh", "rpc", "training")
+BENCHMARKS = ("collectives", "brain", "models", "mesh", "rpc", "training")
 _SUFFIXES = {"us": "µs", "seconds": "s", "bytes": "bytes", "s": "s", "ms": "ms", "hz": "Hz"}
 
 

@@ -20,10 +20,6 @@ def session(workers: int, trials: int, lesion: str = "", **task: object) -> tupl
         return learned.accuracy(100), brain.fingerprint(), [(one.action, one.reward) for one in learned.trials]
 
 
-def test_it_learns() -> None:
-    assert session(1, 200)[0] >= 0.85
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_number_of_workers_learns_the_same() -> None:
@@ -38,6 +34,11 @@ def test_it_learns_the_delayed_form_and_not_without_prefrontal_cortex() -> None:
     assert session(1, 120, "prefrontal", delayed=True)[0] < 0.4
 
 
-def test_it_recovers_from_a_reversal_and_needs_its_striatum() -> None:
-    assert session(1, 400, reverse_at=200)[0] >= 0.85
+def test_it_learns_recovers_from_a_reversal_and_needs_its_striatum() -> None:
+    with Brain.default(seed=3, workers=1) as brain:
+        task = CueActionTask(brain, reverse_at=200)
+        for _ in range(2):
+            for _ in range(200):
+                task.run_trial()
+            assert task.accuracy(100) >= 0.85
     assert session(1, 120, "striatum")[0] < 0.4

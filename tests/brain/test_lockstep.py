@@ -41,7 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 @pytest.fixture(
     scope="module",
-    params=[("shm", 3), ("gloo", 2), ("shm", 2), ("gloo", 3)],
+    params=[("shm", 3), ("gloo", 2)],
     ids=str,
 )
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:

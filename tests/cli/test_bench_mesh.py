@@ -29,6 +29,7 @@ from neuraxis.bench.mesh.workloads import (
     region_names,
     tick_path,
 )
+from neuraxis.cli.bench import app
 from tests.ranks.marked_processes import MARK, marked, run_marked
 
 COMMAND = [sys.executable, "-m", "neuraxis", "bench", "mesh"]
@@ -148,11 +149,15 @@ def test_skipped_and_failed_methods_are_reported() -> None:
         (("--into", "no/such.md"), "--into no/such.md: cannot be read: No such file or directory"),
     ],
 )
-def test_invalid_options_are_refused_at_once(words: tuple[str, ...], complaint: str) -> None:
-    done = bench(*words)
-    assert done.returncode == 2
-    assert f"neuraxis bench mesh: {complaint}" in done.stderr
-    assert done.stdout == ""
+def test_invalid_options_are_refused_at_once(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["mesh", *words])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"neuraxis bench mesh: {complaint}")
+    assert captured.out == ""
 
 
 def test_into_wants_a_file_with_marks(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from numba import cfunc
 
 from neuraxis.engine.codegen import BlockLayout, _module, generated_update, unrolled
-from neuraxis.network import NeuronModel, models, neuron_model
+from neuraxis.network import NeuronModel, neuron_model
 from neuraxis.network.arithmetic import cos, exp, expm1, exprel, log, log1p, power, sin, sqrt, tanh
+from neuraxis.network.models.catalogue import built_in_models
 
 
 @neuron_model(states={"v_mv": 0.0, "x": 1.0}, receptors=("input_mv",), parameters={"p": 1.5, "q": 0.5})
@@ -40,7 +41,7 @@ def noisy(v_mv, x, p, normal, random, uniform):  # type: ignore[no-untyped-def]
     return normal > 3.0, 0.5 * v_mv + p * normal, x + random if uniform > 0 else x
 
 
-VECTORISED = [getattr(models, name) for name in models.__all__ if not name.endswith("_source")]
+VECTORISED = [model for name, model in built_in_models().items() if not name.endswith("_source")]
 VECTORISED += [eight_exponentials, powers_in_a_loop, every_function, noisy]
 
 

@@ -15,7 +15,7 @@ import pytest
 from neuraxis.errors import InvalidArgument, LaunchError, LaunchTimeout, PeerLost, RankFailed
 from neuraxis.launch import run
 
-pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 def rank() -> int:
@@ -151,6 +151,7 @@ def test_an_exception_counts_even_if_a_thread_keeps_the_process(tmp_path):
         run(fail, 2, "hanging thread", str(tmp_path), timeout=30, grace=0.5)
 
 
+@pytest.mark.alone  # rank 0 must have returned by then
 def test_timeout(tmp_path):
     with pytest.raises(LaunchTimeout, match=r"after 1\.5 s") as caught:
         run(hang_on_rank_1, 2, str(tmp_path), timeout=1.5, grace=0.2)

@@ -348,6 +348,8 @@ def neuron_model(
         network.population("E", 1000, leaky(tau_m_ms=10.0))
     """
 
+    receptors = _checked_receptors(receptors)
+
     def make(function: Callable[..., Any]) -> NeuronModel:
         return _made(defined_by(function), states, receptors, parameters, signals, constants, meanings)
 
@@ -431,10 +433,7 @@ def _made(
     states, parameters, signals = (
         {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
-    if len(receptors) > LARGEST_RECEPTORS:
-        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
-    if isinstance(receptors, str):
-        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    receptors = _checked_receptors(receptors)
     tree = inline_functions(function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
@@ -449,7 +448,7 @@ def _made(
     made = NeuronModel(
         name=name,
         states=states,
-        receptors=tuple(receptors),
+        receptors=receptors,
         parameters=parameters,
         source=ast.unparse(tree),
         arguments=arguments,
@@ -462,6 +461,14 @@ def _made(
     )
     lower_model(made, _usual_values(made))
     return made
+
+
+def _checked_receptors(receptors: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(receptors, str):
+        raise InvalidType(f"receptors={receptors!r}: a tuple of names is expected, as in ({receptors!r},)")
+    if len(receptors) > LARGEST_RECEPTORS:
+        raise InvalidArgument(f"receptors: {len(receptors)} of them; a model can have {LARGEST_RECEPTORS}")
+    return tuple(receptors)
 
 
 def lower_model(model: NeuronModel, values: Mapping[str, Number]) -> ast.FunctionDef:
