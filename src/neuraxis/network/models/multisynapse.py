@@ -196,7 +196,7 @@ def _alpha_model(n: int) -> NeuronModel:
 
 def _tau(p: Parameters, k: int) -> float:
     check_positive(p, f"tau_syn_{k}_ms")
-    return p[f"tau_syn_{k}_ms"]
+    return float(p[f"tau_syn_{k}_ms"])
 
 
 def _model(
