@@ -162,7 +162,7 @@ class _Compiler:
         self._find_constant_expressions(symbols)
         stored = {found.stored for found in self._described.variables.values()}
         receptors = {one.receptor: self._receptor_argument(one.receptor, stored) for one in self._described.increases}
-        taken = {*self._described.variables, *stored, *receptors, *RESERVED, *LANGUAGE, *keyword.kwlist}
+        taken = {*stored, *receptors, *RESERVED, *LANGUAGE, *keyword.kwlist}
         writer = Writer(symbols, taken)
         return self._written(writer, ordered)
 
