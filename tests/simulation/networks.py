@@ -463,7 +463,8 @@ drifting = equations(
     dr/dt = -r/(50*ms) : Hz
     tau = 5*ms : ms
     """,
-    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, receptors={"kick": "x += 0.1*weight"}, name="drifting",
+    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, receptors={"kick": "x += 0.1*weight"},
+    name="drifting",
 )  # fmt: skip
 
 
