@@ -78,7 +78,7 @@ BODY = "def m(v):\n    return False, v\n"
     ("text", "message"),
     [
         ("def m(v):\n    return (False, v\n", r"made\.txt, line 2: not valid Python.*`return \(False, v`"),
-        ("def m(v):\n    a = v\n    return False, foo(a)\n", r"m, made\.txt, line 3: uses 'foo'"),
+        ("def m(v):\n    a = v\n    return False, foo(a)\n", r"m, made\.txt, line 3: 'foo', which is not defined,"),
         ("def m(v):\n    return False, v[0]\n", r"m, made\.txt, line 2: .*`v\[0\]`"),
         ("def m(v):\n    x = 1\n    return False, (v\n       + (x << v))\n", r"m, made\.txt, line 4: .*`x << v`"),
         ("def g(v):\n    return v << 2\n\n\ndef m(v):\n    return False, g(v)\n", r"made\.txt, line 2: .*`v << 2`"),
@@ -94,7 +94,7 @@ BODY = "def m(v):\n    return False, v\n"
         ("(" * 3000 + ")" * 3000 + "\n" + BODY, r"made\.txt.*not valid Python"),
         ("a\0b", r"made\.txt.*not valid Python"),
         (f"X = {'-' * 5000}1\n{BODY}", r"made\.txt: it is nested too deeply"),
-        (f"def m(v):\n    return False, {'v + ' * 900}v\n", r"made\.txt: it is nested too deeply"),
+        (f"def m(v):\n    return False, {'v + ' * 900}v\n", r"made\.txt, line 1: it is nested too deeply"),
         (f"X = (((2**1024)**1024)**1024)**16\n{BODY}", "a whole number of more than 1,024 bits"),
     ],
 )  # fmt: skip

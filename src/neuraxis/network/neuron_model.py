@@ -39,7 +39,7 @@ from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
-from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
+from neuraxis.network.model_language import ALLOWED, FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit, value_text
 from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
@@ -436,6 +436,25 @@ def _made(
         {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
     receptors = _checked_receptors(receptors)
+    try:
+        return _checked(function, states, receptors, parameters, signals, constants, meanings)
+    except RecursionError:
+        raise InvalidArgument(
+            f"{located(name, function.tree)}: it is nested too deeply, or too long. Write it as several statements."
+        ) from None
+
+
+def _checked(
+    function: Definition,
+    states: Mapping[str, Number],
+    receptors: tuple[str, ...],
+    parameters: Mapping[str, Number],
+    signals: Mapping[str, Number],
+    constants: Constants | Mapping[str, str] | None,
+    meanings: Mapping[str, str] | None,
+) -> NeuronModel:
+    """Return a model of checked names and numbers, whose function is checked here."""
+    name = function.name
     tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
     for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
@@ -591,9 +610,9 @@ def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Numb
         value, at = plain(function.value_of(node.id)), located(function.name, node, tree)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(
-                f"{at}: uses {quoted(node)!r}; a model's function can use its arguments, numbers of its module or of "
-                "an enclosing function, your own functions that are defined with def, and "
-                f"{', '.join(sorted(FUNCTIONS))}"
+                f"{at}: uses {quoted(node)!r}, which is no argument, number or table; "
+                f"{near(quoted(node), sorted(own - FUNCTIONS - {'len'}))}. A model can use its arguments, and numbers, "
+                f"tables and functions of its module or of an enclosing function. {ALLOWED}"
             )
         _check_number(f"{at}: {node.id}", value)
         used[node.id] = value
