@@ -14,12 +14,12 @@ from numba import njit
 from neuraxis.engine import arithmetic as kernels
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import place
-from neuraxis.engine.random import _normal_quantile
 from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.engine.tables import DONE
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import AllToAll, Network, Normal, neuron_model
 from neuraxis.network.arithmetic import log, normal, random
+from neuraxis.network.drawing import _normal_quantile
 from neuraxis.network.network import LARGEST_STEP
 from neuraxis.simulation import Simulation
 from tests.engine.cuda.comparing import assert_same_as_cpu

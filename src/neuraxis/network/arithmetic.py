@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Context, Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, overload
@@ -40,6 +42,8 @@ __all__ = [
     "sqrt",
     "tanh",
 ]
+
+_is_wide: ContextVar[bool] = ContextVar("is_wide", default=False)
 
 # Twice the digits of a float64, so that only the final rounding to float64 matters.
 _CONTEXT = Context(prec=36)
@@ -291,7 +295,9 @@ def float32(x: float) -> float: ...
 @overload
 def float32(x: Floats) -> Floats: ...
 def float32(x: float | Floats) -> float | Floats:
-    """Round x to float32, as kernels store it."""
+    """Round x to float32, as kernels store it; in constants of a network in float64 return it unchanged."""
+    if _is_wide.get():
+        return x
     if isinstance(x, np.ndarray):
         return x.astype(np.float32).astype(np.float64)
     return float(struct.unpack("f", struct.pack("f", x))[0])
@@ -365,3 +371,13 @@ def _outside(name: str) -> InvalidArgument:
         f"{name}() was called outside the function of a neuron model, where a random number belongs to no neuron. Call "
         "it in the function; on the host, use a generator of NumPy."
     )
+
+
+@contextmanager
+def stored_as(precision: str) -> Iterator[None]:
+    """Within this, `float32` rounds only if kernels store numbers with this precision, "float32" or "float64"."""
+    before = _is_wide.set(precision == "float64")
+    try:
+        yield
+    finally:
+        _is_wide.reset(before)
