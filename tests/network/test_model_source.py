@@ -109,7 +109,7 @@ def test_an_error_in_a_notebook_names_the_line_of_the_cell(tmp_path: Any) -> Non
     file = str(tmp_path / "ipykernel_7" / "123.py")  # as IPython names a cell, which it keeps in memory
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        with pytest.raises(InvalidArgument, match=r"^wrong, notebook cell, line 3: uses 'round'"):
+        with pytest.raises(InvalidArgument, match=r"^wrong, notebook cell, line 3: the function round"):
             exec(compile(text, file, "exec"), {"neuron_model": neuron_model})
     finally:
         del linecache.cache[file]
