@@ -18,7 +18,8 @@ from neuraxis.brain import regions
 from neuraxis.brain.spec import BrainSpec
 from neuraxis.cli import _COMMANDS
 from neuraxis.mesh import messages
-from neuraxis.network import Distribution, PlasticityRule, Rule, models
+from neuraxis.network import Distribution, PlasticityRule, Rule
+from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.store import states
 from neuraxis.wire import codecs, envelope
 
@@ -46,13 +47,13 @@ def test_every_public_package_is_listed() -> None:
     assert all(f'    "{name}": ' in source for name in PUBLIC_MODULES)
 
 
-@pytest.mark.parametrize("name", models.__all__)
+@pytest.mark.parametrize("name", built_in_models())
 def test_every_model_is_in_the_page_of_models(name: str) -> None:
     text = page("models")
     assert f"### `{name}`" in text
     section = text.partition(f"### `{name}`")[2].partition("\n### ")[0]
-    model = getattr(models, name)
-    for part in (*model.parameters, *model.receptors, *model.states):
+    model = built_in_models()[name]
+    for part in (*model.parameters, *model.receptors, *model.rate_inputs, *model.states):
         assert f"| `{part}` |" in section, part
     assert "$$" in section or not model.parameters
 

@@ -22,7 +22,8 @@ from neuraxis import errors, network
 from neuraxis.brain import regions, spec
 from neuraxis.cli import _COMMANDS
 from neuraxis.cli.errors import EXIT_CODES
-from neuraxis.network import NeuronModel, models
+from neuraxis.network import NeuronModel
+from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.network.parameters import unit
 
 CONNECTION_RULES = [
@@ -48,7 +49,7 @@ TABLES = {  # of a brain's file, by heading
 
 def texts() -> dict[str, str]:
     """Return the text of each file by its name."""
-    made = {f"model-{name}": model_text(getattr(models, name)) for name in models.__all__}
+    made = {f"model-{name}": model_text(model) for name, model in built_in_models().items()}
     made |= {f"rule-{rule.__name__}": fields_text(rule) for rule in (*CONNECTION_RULES, *PLASTICITY_RULES, *OTHERS)}
     made |= {"bench": bench_text()}
     made |= {"toml-brain": toml_text(), "toml-regions": region_text()}
@@ -86,6 +87,7 @@ def code(value: object) -> str:
 def model_rows(model: NeuronModel) -> dict[str, list[tuple[str, ...]]]:
     """Return the parameters, inputs, signals and states of a model, each as rows of cells."""
     inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights") for name in model.receptors]
+    inputs += [(name, "rates") for name in model.rate_inputs]
     if model.takes_current:
         inputs.append(("current_pa", "current from `Network.current`"))
     found = {

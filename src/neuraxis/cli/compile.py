@@ -124,17 +124,17 @@ def _demo_parts() -> dict[str, Part]:
 def _model_parts(names: list[str] | None) -> dict[str, Part]:
     """Return the parts of networks of built-in models, with and without Poisson input."""
     from neuraxis.engine.precompile import PACKING, parts_of
-    from neuraxis.network import Network, models
+    from neuraxis.network import Network
+    from neuraxis.network.models.catalogue import built_in_models
 
-    known = [name for name in models.__all__ if names is None or name in names]
+    models = built_in_models()
+    known = [name for name in models if names is None or name in names]
     unknown = set(names or ()) - set(known)
     if unknown:
-        raise InvalidArgument(
-            f"--model {', '.join(sorted(unknown))}: the built-in models are {', '.join(models.__all__)}"
-        )
+        raise InvalidArgument(f"--model {', '.join(sorted(unknown))}: the built-in models are {', '.join(models)}")
     network = Network()
     for name in known:
-        one = getattr(models, name)
+        one = models[name]
         network.population(name, 1, one)
         if one.receptors:
             network.poisson(network.population(f"{name} with input", 1, one), 1000.0, 1.0)

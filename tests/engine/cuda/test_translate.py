@@ -17,8 +17,8 @@ from neuraxis.engine.codegen import _HEADER
 from neuraxis.engine.cuda.program import has_lookahead
 from neuraxis.engine.cuda.translate import translate
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import models
 from neuraxis.network.model_language import FLOAT, INT, lower_function
+from neuraxis.network.models.catalogue import built_in_models
 from tests.engine.cuda.twin import TwinDevice, compiler
 
 
@@ -46,10 +46,14 @@ def compiled(source: str, **kinds: object) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("name", "ahead"),
     [("lif_exp", True), ("lif_exp_two", True), ("lif_alpha", True), ("lif_cond_exp", True), ("adex", True),
-     ("poisson_source", True), ("spike_source", True), ("lif_delta", False), ("izhikevich", False)],
+     ("poisson_source", True), ("spike_source", True), ("lif_delta", False), ("izhikevich", False),
+     *((name, True) for name in ("adex_cond_alpha", "gamma_source", "glif_1", "glif_2", "glif_3", "glif_4", "glif_5",
+                                 "hh_alpha", "hh_cond_exp", "hh_cond_exp_fine", "lif_alpha_multi", "lif_cond_alpha",
+                                 "lif_cond_beta", "lif_exp_multi", "lif_nmda", "mat2", "qif")),
+     ("parrot", False), ("pp_delta", False)],
 )  # fmt: skip
 def test_which_models_know_their_spikes_one_step_ahead(name: str, ahead: bool) -> None:
-    assert has_lookahead(getattr(models, name), 0.1) is ahead
+    assert has_lookahead(built_in_models()[name], 0.1) is ahead
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,12 @@ def izhikevich(v_mv, u_mv, input_mv, current_pa, a, b, c_mv, d_mv, v_peak_mv, dt
         v += weight                        when a spike arrives
         v = c_mv, u += d_mv, and a spike   when v >= v_peak_mv
 
-    I (`current_pa`) is the dimensionless current of the paper, a is in 1/ms and b has no unit. A step is one forward
-    Euler step of both variables. The defaults are those of a regular spiking cell.
+    I (`current_pa`) is the dimensionless current of the paper, a is in 1/ms and b has no unit. The defaults are those
+    of a regular spiking cell.
+
+    Scheme: one forward Euler step of both variables.
+
+    Elsewhere: NEST izhikevich; PyNN Izhikevich; Brian2 equations.
 
     E. M. Izhikevich, IEEE Trans. Neural Netw. 14:1569 (2003).
     """

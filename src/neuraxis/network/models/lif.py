@@ -23,6 +23,7 @@ from neuraxis.network.varying import Drawn
 
 __all__ = [
     "alpha_propagators",
+    "check",
     "check_below",
     "check_positive",
     "choose",
@@ -127,7 +128,7 @@ def choose(test: Any, yes: Any, no: Any) -> Any:
 
 def steps(p: Parameters, name: str, dt_ms: float) -> Any:
     """Return a time parameter as a number of steps, rounded with a warning unless it was drawn."""
-    _check(p, name, p[name] >= 0, "a time cannot be negative")
+    check(p, name, p[name] >= 0, "a time cannot be negative")
     if not isinstance(p[name], np.ndarray):
         return to_steps(on_grid(float(p[name]), dt_ms, name), dt_ms, name)
     if isinstance(p[name], Drawn):
@@ -137,16 +138,16 @@ def steps(p: Parameters, name: str, dt_ms: float) -> Any:
 
 def check_below(p: Parameters, reset: str, threshold: str) -> None:
     """Raise unless the reset is below the threshold in float32; else the neuron would never stop spiking."""
-    _check(p, reset, float32(p[reset]) < float32(p[threshold]), f"must be below {threshold}={p[threshold]!r}")
+    check(p, reset, float32(p[reset]) < float32(p[threshold]), f"must be below {threshold}={p[threshold]!r}")
 
 
 def check_positive(p: Parameters, *names: str) -> None:
     for name in names:
-        _check(p, name, p[name] > 0, "a number above 0 is expected")
+        check(p, name, p[name] > 0, "a number above 0 is expected")
 
 
-def _check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
-    # For arrays, `network.population` finds out which neuron it is.
+def check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
+    """Raise unless the parameter fulfils this; for arrays, `network.population` finds out which neuron it is."""
     if not np.all(fulfilled):
         raise InvalidArgument(f"{name}={p[name]!r}: {expected}")
 
@@ -175,8 +176,11 @@ def lif_delta(
         V += weight                      when a spike arrives at input_mv; lost while the neuron is refractory
         V = v_reset_mv, and a spike      when V >= v_threshold_mv
 
-    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left. The
-    integration is exact.
+    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left.
+
+    Scheme: exact integration (Rotter and Diesmann 1999).
+
+    Elsewhere: NEST iaf_psc_delta; Brian2 equations.
     """
     held = refractory > 0
     v = v_mv * decay + (rest + current_pa * per_pa) + input_mv
@@ -221,8 +225,11 @@ def lif_exp(
         I_syn += weight                  when a spike arrives at input_pa
         V = v_reset_mv, and a spike      when V >= v_threshold_mv
 
-    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left. The
-    integration is exact.
+    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left.
+
+    Scheme: exact integration (Rotter and Diesmann 1999).
+
+    Elsewhere: NEST iaf_psc_exp (with one receptor); Brian2 equations.
     """
     held = refractory > 0
     v = v_mv * decay + i_syn_pa * per_pa_syn + (rest + current_pa * per_pa)
@@ -272,8 +279,11 @@ def lif_exp_two(
         dI_in/dt = -I_in / tau_syn_in_ms,   I_in += weight   when a spike arrives at in_pa (weights below 0)
         V = v_reset_mv, and a spike                          when V >= v_threshold_mv
 
-    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left. The
-    integration is exact.
+    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left.
+
+    Scheme: exact integration (Rotter and Diesmann 1999).
+
+    Elsewhere: NEST iaf_psc_exp; PyNN IF_curr_exp; Brian2 equations (example CUBA).
     """
     held = refractory > 0
     v = v_mv * decay + i_ex_pa * per_pa_ex + i_in_pa * per_pa_in + (rest + current_pa * per_pa)
@@ -337,7 +347,11 @@ def lif_alpha(
 
     A spike of weight w adds the current w (t / tau) exp(1 - t / tau), which peaks at w after t = tau. `slope_ex` and
     `slope_in` are in pA/ms. After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps
-    that are left. The integration is exact.
+    that are left.
+
+    Scheme: exact integration (Rotter and Diesmann 1999).
+
+    Elsewhere: NEST iaf_psc_alpha; PyNN IF_curr_alpha; Brian2 equations.
     """
     held = refractory > 0
     synaptic = slope_ex * per_slope_ex + i_ex_pa * per_pa_ex + slope_in * per_slope_in + i_in_pa * per_pa_in
@@ -391,8 +405,11 @@ def lif_cond_exp(
         dg_in/dt     = -g_in / tau_syn_in_ms,   g_in += |weight|  when a spike arrives at in_ns (weights below 0)
         V = v_reset_mv, and a spike                               when V >= v_threshold_mv
 
-    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left. The
-    conductances decay exactly; a step of V is one step of the Runge-Kutta method of fourth order.
+    After a spike V stays at `v_reset_mv` for `refractory_ms`; `refractory` counts the steps that are left.
+
+    Scheme: exact conductances; one step of the Runge-Kutta method of fourth order for V.
+
+    Elsewhere: NEST iaf_cond_exp; PyNN IF_cond_exp; Brian2 equations (example COBA).
     """
     held = refractory > 0
     mid_ex, mid_in = g_ex_ns * half_ex, g_in_ns * half_in
