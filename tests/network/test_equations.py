@@ -285,7 +285,8 @@ class TestMistakes:
         "expression",
         [
             "__import__('os').system('true')", "v.__class__", "v[0]", "[v for v in (1,)][0]", "(lambda: v)()", "'v'",
-            "f'{v}'", "eval(v)", "open(v)", "v if v else __builtins__", "(v := 3)", "*v", "v @ v", "v and v.real", "exp(x=v)",
+            "f'{v}'", "eval(v)", "open(v)", "v if v else __builtins__", "(v := 3)", "*v", "v @ v", "v and v.real",
+            "exp(x=v)",
             "~v",
             "9" * 400, "1j", "v is v", "1e999", "await v", "b'v'", "...", "None", "v\\", "é",
         ],
