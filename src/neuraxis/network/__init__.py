@@ -26,9 +26,16 @@ from neuraxis.network.distributions import Constant, Distribution, LogNormal, No
 from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
 from neuraxis.network.network import Network
 from neuraxis.network.neuron_model import NeuronModel, neuron_model, neuron_model_from_source
-from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule, RewardSTDP, TsodyksMarkram
+from neuraxis.network.plasticity import (
+    STDP,
+    HomeostaticScaling,
+    PlasticityRule,
+    RewardSTDP,
+    TsodyksMarkram,
+    nmda_saturation,
+)
 from neuraxis.network.population import Population
-from neuraxis.network.projection import Projection
+from neuraxis.network.projection import Projection, RateProjection
 from neuraxis.network.rules import (
     AllToAll,
     Explicit,
@@ -64,6 +71,7 @@ __all__ = [
     "Population",
     "Probe",
     "Projection",
+    "RateProjection",
     "RewardSTDP",
     "Rhythm",
     "Rule",
@@ -76,6 +84,7 @@ __all__ = [
     "models",
     "neuron_model",
     "neuron_model_from_source",
+    "nmda_saturation",
 ]
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from neuraxis.network.symbolic.parsing import (
     parse_expression,
     parse_statements,
 )
-from neuraxis.network.symbolic.units import NAMED, ONE, Unit, named, shown, suffix_unit, suffixed
+from neuraxis.network.symbolic.units import NAMED, ONE, Unit, is_in, named, shown, suffix_unit, suffixed
 from neuraxis.network.symbolic.writing import Symbols, Writer
 
 __all__ = ["RESERVED", "Description", "Given", "Increase", "Value", "Variable", "check_identifier"]
@@ -346,7 +346,7 @@ class Description:
     ) -> None:
         zero = number == 0.0 or (isinstance(tree, ast.Constant) and tree.value == 0)
         if unit.dimensions != wanted.dimensions and not zero:
-            raise place.refuse(f"{one!r} is in {shown(wanted)}, but its value is in {shown(unit)}")
+            raise place.refuse(f"{one!r} {is_in(wanted)}, but its value {is_in(unit)}")
 
     def parameter_names(self) -> list[str]:
         return [one for one, found in self.variables.items() if found.kind == "parameter"]
