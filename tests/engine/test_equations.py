@@ -26,7 +26,7 @@ def run(
     **initial: Any,
 ) -> Any:
     """Run one neuron; return its states by (state, step), float64."""
-    network = Network(dt_ms=dt_ms, precision=precision)  # type: ignore[arg-type]
+    network = Network(dt_ms=dt_ms, precision=precision)
     cells = network.population("cells", 1, model, **initial)
     for state in states:
         network.record(cells, state, every_ms=dt_ms)

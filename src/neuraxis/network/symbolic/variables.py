@@ -208,18 +208,15 @@ class Description:
         for one, place in self.names_used():
             if one in self.variables or one in ("t", "dt", "not_refractory", WEIGHT) or _is_noise(one):
                 continue
-            key = one if one in given.parameters else next(
-                (key for key in given.parameters if key.lower() == one.lower() and one not in self.variables), None
-            )  # fmt: skip
             if one in given.signals:
                 self._add(one, "signal", suffixed(one) or ONE, False, "", place)
-            elif key is not None and key == one:
+            elif one in given.parameters:
                 value = given.parameters[one]
                 unit = suffixed(one) or ONE
                 if isinstance(value, str):
                     _, unit = self._constant_text(value, Place(f"parameters[{one!r}]", value))
                 self._add(one, "parameter", unit, True, "", place)
-            elif one in {given.current, "current_pa"} and one != "" and named(one) is None:
+            elif one in {given.current, "current_pa"} and named(one) is None:
                 self._add(one, "current", _PA, False, "", place)
             elif named(one) is None and one not in NUMBERS:
                 known = [*self.variables, *given.parameters]
