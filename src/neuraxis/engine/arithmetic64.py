@@ -18,6 +18,7 @@ from numba import njit
 from neuraxis.compiled.atomics import bits_to_float64, float64_to_bits
 from neuraxis.engine import arithmetic
 from neuraxis.engine.arithmetic import (
+    entry,
     floor_divide,
     floor_divide_int,
     int_power,
@@ -28,12 +29,14 @@ from neuraxis.engine.arithmetic import (
     sqrt,
     to_int32,
     to_int64,
+    within,
 )
 
 __all__ = [
     "cos",
     "drawn_normal",
     "drawn_random",
+    "entry",
     "exp",
     "expm1",
     "exprel",
@@ -52,6 +55,7 @@ __all__ = [
     "tanh",
     "to_int32",
     "to_int64",
+    "within",
 ]
 
 _d, _l, _u = np.float64, np.int64, np.uint64

@@ -18,7 +18,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,7 @@ __all__ = [
 BLOCK = 1024
 CONSTANTS = 256  # of a population at most, with scales and signals
 _MOST_UNROLLED = 400  # statements
+_MOST_SELECTED = 64  # entries of a table
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
 
 _ADDRESS = types.int64
@@ -97,6 +98,8 @@ class BlockLayout:
     stream: int | None  # the first of the two rows of the random stream (in float64 there is one)
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    inputs: tuple[str, ...] = ()  # rate inputs
+    first_input: int = 0  # the row of the first of them
     parameters: tuple[str, ...] = ()  # the last rows: constants that differ between neurons, which are only read
     parameter_is_integer: tuple[bool, ...] = ()
     is_wide: bool = False
@@ -110,13 +113,16 @@ class BlockLayout:
         own_current = None
         if current:
             own_current, rows = rows, rows + 1
-        rows += len(model.rows)
+        first_input = rows
+        rows += len(model.rate_inputs) + len(model.rows)
         return cls(
             states=tuple(model.states),
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
             rows=rows,
+            inputs=model.rate_inputs,
+            first_input=first_input,
             parameters=tuple(model.rows),
             parameter_is_integer=tuple(row.is_integer for row in model.rows.values()),
             is_wide=model.is_wide,
@@ -195,10 +201,10 @@ def _update_source(
     model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int], extra: tuple[int, ...]
 ) -> str:
     rows = len(model.receptors) + len(extra)
-    function = unrolled(typed_function(model, constants))
+    function, tables = _with_tables(unrolled(typed_function(model, constants)))
     results = [f"new_{name}" for name in layout.states]
     wide = layout.is_wide
-    lines = [_WIDE_HEADER if wide else _HEADER, ""]
+    lines = [_WIDE_HEADER if wide else _HEADER, *tables, "", ""]
     if len(_returns(function)) > 1:
         function.name = "advance_neuron"
         lines += ["", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
@@ -237,6 +243,8 @@ def _update_source(
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"_f(A[{place * BLOCK} + k]) * scale_{place}" for place in places)
+    for place, name in enumerate(layout.inputs, start=layout.first_input):
+        given[name] = f"F[{place * BLOCK} + k]"
     given |= {name: source for name, source in _FROM_ENGINE.items() if model.takes(name)}
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"
@@ -264,6 +272,61 @@ def _update_source(
 
 def _returns(function: ast.FunctionDef) -> list[ast.Return]:
     return [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+
+
+def _with_tables(function: ast.FunctionDef) -> tuple[ast.FunctionDef, list[str]]:
+    """Return a function with names in place of its tables, and the source that these names are defined by.
+
+    LLVM does not vectorise loops with loads of entries. A small table is therefore a function, which selects an entry
+    by the bits of the index, and a large one an array.
+    """
+    made = _Tables({one.id for one in ast.walk(function) if isinstance(one, ast.Name)})
+    return made.visit(function), made.lines
+
+
+class _Tables(ast.NodeTransformer):
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._names: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "entry" and isinstance(node.args[0], ast.Tuple):
+            entries = [ast.unparse(one) for one in node.args[0].elts]
+            whole = all(isinstance(one, ast.Constant) and isinstance(one.value, int) for one in node.args[0].elts)
+            kind, text = "_i" if whole else "_f", ", ".join(entries)
+            if text not in self._names:
+                name = f"table_{len(self._names)}"
+                while name in self._taken:
+                    name = f"_{name}"
+                self._names[text] = name
+                if len(entries) > _MOST_SELECTED:
+                    self.lines.append(f"{name} = np.array(({text}), {kind})")
+                else:
+                    self.lines += _selection(name, [f"{kind}({one})" for one in entries])
+            table = ast.Name(self._names[text], ast.Load())
+            if len(entries) <= _MOST_SELECTED:
+                return ast.Call(table, [ast.Call(ast.Name("_i", ast.Load()), [node.args[1]], [])], [])
+            node.args[0] = table
+        return node
+
+
+def _selection(name: str, entries: Sequence[str]) -> list[str]:
+    """Return the source of a function that returns an entry by the bits of its index, without branches or loads."""
+    lines = ["", "", '@inner_function(error_model="numpy", inline=True)', f"def {name}(i):"]
+    level = [*entries]
+    bit = 0
+    while len(level) > 1:
+        lines.append(f"    b{bit} = (i & _i({1 << bit})) != _i(0)")
+        above = []
+        for place in range(0, len(level) - 1, 2):
+            made = f"e{bit}_{place}"
+            lines.append(f"    {made} = {level[place + 1]} if b{bit} else {level[place]}")
+            above.append(made)
+        level = above + level[2 * len(above) :]
+        bit += 1
+    return [*lines, f"    return {level[0]}"]
 
 
 def _in_place(function: ast.FunctionDef, given: Mapping[str, str], results: list[str]) -> list[str]:

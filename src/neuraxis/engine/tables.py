@@ -67,6 +67,15 @@ CONTROL: Final = np.dtype(
         ("unstable_neuron", _NUMBER),  # the neuron, within its slice
         ("unstable_state", _NUMBER),  # its first such state
         ("unstable_bits", _NUMBER),  # bits of the state
+        ("ring", _ADDRESS),  # float32[output slots, columns]: recent outputs, for continuous connections
+        ("output_slots", _NUMBER),  # a power of two above the longest lag; 0: no continuous connections
+        ("columns", _NUMBER),
+        ("rate_tables", _ADDRESS),  # RATE_TABLE[rate_tables_count]
+        ("rate_tables_count", _NUMBER),
+        ("outputs", _ADDRESS),  # OUTPUT[outputs_count]
+        ("outputs_count", _NUMBER),
+        ("output_copies", _ADDRESS),  # OUTPUT_COPY[output_copies_count]
+        ("output_copies_count", _NUMBER),
     ]
 )
 
@@ -143,6 +152,48 @@ STATIC_TABLE: Final = np.dtype(
         ("due", _ADDRESS),  # int64[slots]: number of segments in each slot
         ("room", _NUMBER),
         ("most", _NUMBER),  # upper bound of `due`
+    ]
+)
+
+# The continuous connections of one projection onto a slice, ordered by target, source and delay.
+RATE_TABLE: Final = np.dtype(
+    [
+        ("blocks", _ADDRESS),  # of the targets
+        ("block_bytes", _NUMBER),
+        ("row", _NUMBER),  # offset of the input in a block
+        ("n", _NUMBER),
+        ("adds", _NUMBER),  # 1: an earlier table has begun the sums of this input
+        ("starts", _ADDRESS),  # int64[n + 1]
+        ("sources", _ADDRESS),  # uint32[synapses]: column in the ring
+        ("classes", _ADDRESS),  # uint16[synapses]: index of the lag, if there are several
+        ("weights", _ADDRESS),  # float32[synapses]
+        ("lags", _ADDRESS),  # int64[lag count]: step t reads the outputs of step t - lag
+        ("places", _ADDRESS),  # int64[lag count], scratch: position of that row in the ring
+        ("lag_count", _NUMBER),
+    ]
+)
+
+# A slice whose outputs are published.
+OUTPUT: Final = np.dtype(
+    [
+        ("blocks", _ADDRESS),
+        ("block_bytes", _NUMBER),
+        ("row", _NUMBER),  # offset of the state in a block
+        ("n", _NUMBER),
+        ("place", _NUMBER),  # position in a slot of the spike buffer, in words
+        ("part", _NUMBER),  # index of the slice
+        ("first_id", _NUMBER),
+    ]
+)
+
+# Outputs of a slice of any shard that are copied to the ring.
+OUTPUT_COPY: Final = np.dtype(
+    [
+        ("worker", _NUMBER),
+        ("population", _NUMBER),
+        ("place", _NUMBER),  # position in a slot of the worker's spike buffer, in words
+        ("column", _NUMBER),
+        ("n", _NUMBER),
     ]
 )
 

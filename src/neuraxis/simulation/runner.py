@@ -84,7 +84,8 @@ class ShardRunner:
         shard = self.shard
         tallies = shard.found.tallies
         return BuildReport(
-            shard.static_synapses, shard.plastic_synapses, shard.synapse_bytes, int(tallies[:, CLIPPED].sum()),
+            shard.static_synapses + shard.rates.synapses, shard.plastic_synapses,
+            shard.synapse_bytes + shard.rates.nbytes, int(tallies[:, CLIPPED].sum()) + shard.rates.clipped,
             tallies[:, [CHANGED, TO_ZERO]].tolist(),
         )  # fmt: skip
 
@@ -189,6 +190,9 @@ class ShardRunner:
 
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
         return self.shard.list_synapses(self.network.projections[projection])
+
+    def read_rate_synapses(self, place: int) -> dict[str, NDArray[np.generic]]:
+        return self.shard.list_synapses(self.network.rate_projections[place])
 
     def level(self, modulator: int) -> float | None:
         return self.shard.level(modulator)

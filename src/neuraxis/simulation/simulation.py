@@ -36,7 +36,7 @@ from neuraxis.errors import (
     SimulationClosed,
 )
 from neuraxis.machine import check_process_count
-from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
+from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection, RateProjection
 from neuraxis.network.devices import SpikeInput
 from neuraxis.network.grid import array_on_grid, array_to_steps, to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
@@ -192,7 +192,7 @@ class Simulation:
         to_file = None if record_to is None or not executor.leads else Path(record_to)
         self._recording = Recording(network, to_file, keep=record_to is None)
         self._executor = executor
-        expected = sum(p.expected_synapses for p in network.projections)
+        expected = sum(p.expected_synapses for p in (*network.projections, *network.rate_projections))
         self.compile_seconds = 0.0
         begun = time.perf_counter()
         try:
@@ -459,6 +459,8 @@ class Simulation:
             "pre", "post", "delay_steps" and "weight", each of shape (synapses,), sorted by post, then pre.
         """
         known = self._projection(projection)
+        if isinstance(known, RateProjection):
+            return self._do("read_rate_synapses", known.place)  # type: ignore[no-any-return]
         return self._do("read_synapses", known.index)  # type: ignore[no-any-return]
 
     def weights(self, projection: Projection | str) -> NDArray[np.generic]:
@@ -841,12 +843,11 @@ class Simulation:
         if not isinstance(projection, Projection | str):
             raise InvalidType(f"projection={projection!r}: expected a projection or its name")
         name = projection if isinstance(projection, str) else projection.name
-        for known in self.network.projections:
+        all_of_them = (*self.network.projections, *self.network.rate_projections)
+        for known in all_of_them:
             if known.name == name:
                 return known
-        raise InvalidArgument(
-            f"no projection {name!r}; there are {', '.join(p.name for p in self.network.projections) or 'none'}"
-        )
+        raise InvalidArgument(f"no projection {name!r}; there are {', '.join(p.name for p in all_of_them) or 'none'}")
 
     def _modulator(self, name: str) -> Neuromodulator:
         for known in self.network.neuromodulators:

@@ -28,6 +28,7 @@ from neuraxis.compiled.atomics import (
 )
 from neuraxis.engine.codegen import BLOCK, CONSTANTS
 from neuraxis.engine.cpu.learning import deliver_segment, flush, record_post_spike, reward, scale_weights
+from neuraxis.engine.cpu.rates import collect_outputs, gather_inputs, publish_outputs
 from neuraxis.engine.memory import array_of, call_poisson, call_update, f32, f64, i32, i64, u8, u32, u64
 from neuraxis.engine.random import mix
 from neuraxis.engine.tables import (
@@ -97,6 +98,8 @@ def advance(
         if not there:
             return WAITING
         coming, own = _collect(control, t)
+        if control.output_slots > 0:
+            collect_outputs(control, t)
         for i in range(tables.shape[0]):
             # A spike has at most one segment in each slot.
             if tables[i].most + coming + 1 > tables[i].room:
@@ -117,11 +120,15 @@ def advance(
             _deliver_plastic(control, plastic[i], t)
             if timed:
                 plastic[i].ticks += min(cycles() - begun, LONGEST_TICKS)
+        if control.output_slots > 0:
+            gather_inputs(control, t)
         clock, spent = _lap(clock)
         control.delivered += spent
         _update_modulators(control, modulators, releases, t)
         _update_signals(control, modulators, t)
         _update_slices(control, slices, poissons, pulses, plastic, t, timed)
+        if control.output_slots > 0:
+            publish_outputs(control, slices, t)
         _learn(plastic, t)
         clock, spent = _lap(clock)
         control.updated += spent

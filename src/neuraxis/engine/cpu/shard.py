@@ -19,13 +19,14 @@ from neuraxis.engine.codegen import BLOCK, update_function
 from neuraxis.engine.cpu.advance import advance, schedule_again, set_currents
 from neuraxis.engine.cpu.learning import flush_tables, update_full_flags
 from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static
+from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.static_tables import BuildTally, StaticTable, build_static_tables
 from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import poisson_kernel, poisson_table
 from neuraxis.engine.spikes import Listener, SpikeBuffers, level_listeners, longest_delay
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import Network, Probe, Projection
+from neuraxis.network import Network, Probe, Projection, RateProjection
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.grid import array_to_steps, to_steps
 from neuraxis.network.modulation import cosine_table
@@ -96,6 +97,7 @@ class Shard:
         self.plastic_held = self._make_plastic(progress)  # for readers that need no single synapse
         self.plastic = self.plastic_held
         self.found.check()
+        self.rates = Rates(network, placement, me, self.held, spike_buffers, progress)
         self.spikes_installed = 0  # number of counted spikes that a restored state brought
         self.silent: frozenset[int] = frozenset()
         self.frozen: frozenset[int] = frozenset()
@@ -243,6 +245,8 @@ class Shard:
         Weights are those in use: what a spike that arrives now adds, rounded to the accumulator's scale, without the
         factor of short-term plasticity. Static synapses are drawn again. Sorted by post, then pre, then delay.
         """
+        if isinstance(projection, RateProjection):
+            return self.rates.list_synapses(projection)
         part = next((one for one in self.held if one.part.population == projection.post.index), None)
         if part is None:
             none = np.zeros(0, np.int64)
@@ -413,6 +417,7 @@ class Shard:
             ("spikes", self._spikes),
         ):
             control[column] = array.ctypes.data
+        self.rates.describe(control)
 
     def _describe_signals(self) -> None:
         """Fill the tables of neuromodulators, rhythms and the constants bound to them."""
@@ -579,6 +584,7 @@ class Shard:
     def jump(self, step: int) -> None:
         """Continue after `step` with unchanged neurons, as if none had spiked in the skipped steps."""
         self._history_offsets[:] = 0
+        self.rates.jump(step, self.parts)
         self.schedule_again(step)
         self.resume(step)
 
