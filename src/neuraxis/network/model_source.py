@@ -247,7 +247,9 @@ def _stripped(tree: ast.FunctionDef, file: str | None = None, first: int = 1) ->
 
 
 def _shown(file: str) -> str:
-    """Return a file as errors name it: relative to the current folder if it is in it."""
+    """Return a file as errors name it: relative to the current folder if it is in it; a cell has no file."""
+    if os.path.basename(os.path.dirname(file)).startswith("ipykernel_") and not os.path.exists(file):
+        return "notebook cell"
     try:
         relative = os.path.relpath(file)
     except (OSError, ValueError):

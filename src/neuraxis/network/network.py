@@ -328,7 +328,8 @@ class Network:
         Raises
         ------
         InvalidArgument
-            The source has no output, the target no such input, or the rule, the weights or the delays are not possible.
+            The source has no output, the target no such input, or the rule, the weights or the delays are not possible;
+            or the network is in float64.
         NetworkInUse
             A simulation of this network is open.
 
@@ -345,7 +346,7 @@ class Network:
         self._check_changeable("connect_rates")
         if self.is_wide:
             raise InvalidArgument(
-                'connect_rates(): continuous connections transmit float32, which precision="float64" would hide. Use '
+                'connect_rates: continuous connections transmit float32 and do not run with precision="float64". Use '
                 'Network(precision="float32").'
             )
         source, target = self._known(pre, "pre"), self._known(post, "post")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine.codegen import BLOCK
 from neuraxis.engine.cpu.synapses import COUNT, NARROW, TALLY_WORDS, WIDE, count_to_starts, scan_targets, sort_rows
-from neuraxis.engine.encoding import Drawn, EncodedRule, encode_rule
+from neuraxis.engine.encoding import EncodedDistribution, EncodedRule, encode_rule
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
 from neuraxis.errors import AccumulatorOverflow, InvalidArgument
@@ -182,9 +182,9 @@ def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArra
     """Return all delays in steps that synapses of these projections can have."""
     steps: set[int] = set()
     for projection in projections:
-        drawn = Drawn.of(projection.delay_ms)
-        if len(drawn.values):
-            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(drawn.values, network.dt_ms, "delay_ms"))}
+        delay = EncodedDistribution.of(projection.delay_ms)
+        if len(delay.values):
+            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(delay.values, network.dt_ms, "delay_ms"))}
         else:
             low, high = network.delay_bounds_steps(projection)
             steps |= set(range(low, high + 1))
@@ -221,7 +221,7 @@ class Scan:
     ) -> None:
         """Count or store the synapses: call `synapses.scan_targets`."""
         projection, rule, dt_ms = self.projection, self.rule, self.network.dt_ms
-        weight, delay = Drawn.of(projection.weight), Drawn.of(projection.delay_ms)
+        weight, delay = EncodedDistribution.of(projection.weight), EncodedDistribution.of(projection.delay_ms)
         class_of_delay = np.full(int(self.delays.max()) + 1, -1, np.int32)
         class_of_delay[self.delays] = np.arange(len(self.delays))
         room = max(1, rule.longest_row)

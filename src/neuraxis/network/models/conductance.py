@@ -37,12 +37,12 @@ def beta_constants(kind: str, tau_rise_ms: Any, tau_decay_ms: Any, part_ms: floa
     """
     fall, slow = exp(-part_ms / tau_rise_ms), exp(-part_ms / tau_decay_ms)
     equal = abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms
-    difference = choose(equal, 1.0, 1.0 / tau_rise_ms - 1.0 / tau_decay_ms)
+    rise = (slow - fall) / choose(equal, 1.0, 1.0 / tau_rise_ms - 1.0 / tau_decay_ms)
     return {
         f"kick_{kind}": beta_kick(tau_rise_ms, tau_decay_ms),
         f"fall_{kind}": fall,
         f"slow_{kind}": slow,
-        f"rise_{kind}": choose(equal, part_ms * slow, (slow - fall) / difference),
+        f"rise_{kind}": choose(equal, part_ms * slow, rise),
     }
 
 
@@ -192,20 +192,22 @@ def _nmda_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_ampa_ms", "tau_gaba_ms", "tau_decay_nmda_ms", "mg_half_mm")
     tau_rise, tau_decay = p["tau_rise_nmda_ms"], p["tau_decay_nmda_ms"]
     check(
-        p, "tau_rise_nmda_ms", (tau_rise >= 0) & (tau_rise < tau_decay),
-        f"must be below tau_decay_nmda_ms={tau_decay!r}; 0 is allowed",
-    )  # fmt: skip
+        p,
+        "tau_rise_nmda_ms",
+        (tau_rise >= 0) & (tau_rise < tau_decay),
+        "must be below tau_decay_nmda_ms, and not below 0",
+    )
     check(p, "mg_mm", p["mg_mm"] >= 0, "a concentration cannot be negative")
     # The conductance is the difference of two exponentials, which start at `kick_nmda`; without a rise there is one.
     rises = tau_rise > 0
-    some_rise = choose(rises, tau_rise, 0.5 * tau_decay)
-    kick = choose(rises, beta_kick(some_rise, tau_decay) / (1.0 / some_rise - 1.0 / tau_decay), 1.0)
+    some = choose(rises, tau_rise, 0.5 * tau_decay)
+    kick = choose(rises, beta_kick(some, tau_decay) / (1.0 / some - 1.0 / tau_decay), 1.0)
     return {
         **_conductance_constants(p, dt_ms),
         "half_ampa": exp(-0.5 * dt_ms / p["tau_ampa_ms"]),
         "half_gaba": exp(-0.5 * dt_ms / p["tau_gaba_ms"]),
         "half_slow": exp(-0.5 * dt_ms / tau_decay),
-        "half_fast": choose(rises, exp(-0.5 * dt_ms / some_rise), 0.0),
+        "half_fast": choose(rises, exp(-0.5 * dt_ms / some), 0.0),
         "kick_slow": kick,
         "kick_fast": choose(rises, kick, 0.0),
         "mg": p["mg_mm"] / p["mg_half_mm"],
@@ -271,8 +273,7 @@ def lif_nmda(
     `refractory` counts the steps that are left.
 
     In the networks of Brunel and Wang (2001) and Wang (2002), the NMDA receptors of a source saturate. The projection
-    does that here: `TsodyksMarkram(u=1 - exp(-alpha tau_x), tau_recovery_ms=tau_decay_nmda_ms)` with tau_x the rise of
-    the paper (2 ms, alpha = 0.5 / ms) and `tau_rise_nmda_ms=0` gives the jumps k0 + k1 S of NEST's iaf_bw_2001.
+    does that here, with the rule of `neuraxis.network.nmda_saturation` and `tau_rise_nmda_ms=0`.
 
     Scheme: exact conductances; one step of the Runge-Kutta method of fourth order for V.
 

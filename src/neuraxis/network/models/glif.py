@@ -97,18 +97,11 @@ def _reset_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_below(p, "e_rest_mv", "v_threshold_mv")
     _check_part(p, "v_reset_fraction")
     distance = p["v_threshold_mv"] - p["e_rest_mv"]
-    check(
-        p, "v_reset_add_mv",
-        p["v_reset_fraction"] * distance + p["v_reset_add_mv"] < distance + p["th_spike_add_mv"],
-        "a spike would leave the membrane above its threshold, and the neuron would never stop spiking. Lower "
-        "v_reset_add_mv or v_reset_fraction.",
-    )  # fmt: skip
+    after = p["v_reset_fraction"] * distance + p["v_reset_add_mv"]
+    below = "a spike would leave V above its threshold, and the neuron would never stop spiking: lower it"
+    check(p, "v_reset_add_mv", after < distance + p["th_spike_add_mv"], below)
     decay = p["th_spike_decay"]
     return {"decay_th": exp(-decay * dt_ms), "held_th": exp(-decay * p["refractory_ms"])}
-
-
-def _check_part(p: Parameters, name: str) -> None:
-    check(p, name, (p[name] >= 0) & (p[name] <= 1), "must be within 0 to 1")
 
 
 def _asc_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
@@ -125,15 +118,20 @@ def _asc_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     return constants
 
 
+def _check_part(p: Parameters, name: str) -> None:
+    check(p, name, (p[name] >= 0) & (p[name] <= 1), "must be within 0 to 1")
+
+
 def _voltage_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "th_voltage_decay")
     index, decay, leak = p["th_voltage_index"], p["th_voltage_decay"], p["g_leak_ns"] / p["c_m_pf"]
     own = exp(-decay * dt_ms)
     equal = abs(decay - leak) < 1e-9 * leak
     moved = index * (exp(-leak * dt_ms) - own) / choose(equal, 1.0, decay - leak)
+    moved = choose(equal, index * dt_ms * own, moved)  # the limit for equal rates
     return {
         "decay_thv": own,
-        "per_mv": choose(equal, index * dt_ms * own, moved),
+        "per_mv": moved,
         "per_end_mv": index / decay * (1.0 - own),
         "mv_per_pa": 1.0 / p["g_leak_ns"],
     }

@@ -161,7 +161,7 @@ def hh_cond_exp_fine(
     v_mv, m, h, n, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, dt_ms, part_ms, half, half_part, decay_ex,
     decay_in, g_leak_ns, g_na_ns, g_k_ns, e_rest_mv, e_na_mv, e_k_mv, v_t_mv, e_ex_mv, e_in_mv, refractory_steps,
 ):  # fmt: skip
-    """Hodgkin-Huxley neuron of Traub and Miles (1991) with exponentially decaying conductances (weights in nS).
+    """Hodgkin-Huxley neuron of Traub and Miles (1991) by a scheme of fourth order: `hh_cond_exp` with exact spikes.
 
     Equations, with V (`v_mv`), I (`current_pa`), U = V - v_t_mv and x = m, h or n::
 

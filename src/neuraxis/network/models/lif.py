@@ -147,7 +147,7 @@ def check_positive(p: Parameters, *names: str) -> None:
 
 
 def check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
-    """Raise unless a condition is fulfilled (for arrays: for all neurons; the population then finds the first)."""
+    """Raise unless the parameter fulfils this; for arrays, `network.population` finds out which neuron it is."""
     if not np.all(fulfilled):
         raise InvalidArgument(f"{name}={p[name]!r}: {expected}")
 

@@ -14,8 +14,8 @@ __all__ = ["mat2"]
 def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms", "tau_1_ms", "tau_2_ms")
     constants = leak_constants(p, dt_ms)
-    expected = "V is not reset, so a refractory time of a step or more is needed"
-    check(p, "refractory_ms", constants["refractory_steps"] >= 1, expected)
+    # V is not reset.
+    check(p, "refractory_ms", constants["refractory_steps"] >= 1, "a refractory time of a step or more is expected")
     return {
         **constants,
         "decay_ex": exp(-dt_ms / p["tau_syn_ex_ms"]),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.lif import Parameters, check
 from neuraxis.network.neuron_model import neuron_model
@@ -25,18 +26,16 @@ def spike_source():
 
 
 def _threshold(p: Parameters, dt_ms: float) -> dict[str, Any]:
-    check(p, "rate_hz", p["rate_hz"] >= 0, "a rate cannot be negative")
-    check(
-        p, "rate_hz", p["rate_hz"] * dt_ms <= 1000,
-        f"more than one spike in a step of {dt_ms:g} ms cannot be emitted. Use several neurons, or network.poisson().",
-    )  # fmt: skip
-    return {"threshold": _threshold_of(1.0 - exp(-p["rate_hz"] * dt_ms * 1e-3))}
-
-
-def _threshold_of(probability: Any) -> Any:
-    """Return the int32 below which a uniform one is with this probability."""
+    if np.any(p["rate_hz"] < 0):
+        raise InvalidArgument(f"rate_hz={p['rate_hz']!r}: a rate cannot be negative")
+    if np.any(p["rate_hz"] * dt_ms > 1000):
+        raise InvalidArgument(
+            f"rate_hz={p['rate_hz']!r}: more than one spike in a step of {dt_ms:g} ms cannot be emitted. Use several "
+            "neurons, or network.poisson()."
+        )
+    probability = 1.0 - exp(-p["rate_hz"] * dt_ms * 1e-3)
     threshold = np.minimum(2**32 - 1, np.rint(probability * 2.0**32)) - 2**31
-    return threshold.astype(np.int64) if threshold.ndim else int(threshold)
+    return {"threshold": threshold.astype(np.int64) if threshold.ndim else int(threshold)}
 
 
 @neuron_model(
@@ -58,17 +57,13 @@ def poisson_source(uniform, threshold):
 
 def _gamma_threshold(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check(p, "rate_hz", p["rate_hz"] >= 0, "a rate cannot be negative")
-    shape = p["shape"]
-    check(
-        p, "shape", (shape >= 1) & (shape <= LARGEST_SHAPE), f"a whole number within 1 to {LARGEST_SHAPE} is expected"
-    )
-    probability = shape * p["rate_hz"] * dt_ms * 1e-3
-    check(
-        p, "rate_hz", probability <= 0.5,
-        f"for shape={shape!r} that is {np.max(probability):.2g} stages in a step of {dt_ms:g} ms, of which 0.5 can be "
-        "drawn. Lower one of them, or use shorter steps.",
-    )  # fmt: skip
-    return {"threshold": _threshold_of(probability)}
+    within = (p["shape"] >= 1) & (p["shape"] <= LARGEST_SHAPE)
+    check(p, "shape", within, f"a whole number within 1 to {LARGEST_SHAPE} is expected")
+    probability = p["shape"] * p["rate_hz"] * dt_ms * 1e-3
+    few = f"shape * rate_hz cannot exceed {0.5e3 / dt_ms:g} with steps of {dt_ms:g} ms: lower one, or shorten the steps"
+    check(p, "rate_hz", probability <= 0.5, few)
+    threshold = np.rint(probability * 2.0**32) - 2**31
+    return {"threshold": threshold.astype(np.int64) if threshold.ndim else int(threshold)}
 
 
 @neuron_model(
