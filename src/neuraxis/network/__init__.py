@@ -28,7 +28,7 @@ from neuraxis.network.network import Network
 from neuraxis.network.neuron_model import NeuronModel, neuron_model, neuron_model_from_source
 from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule, RewardSTDP, TsodyksMarkram
 from neuraxis.network.population import Population
-from neuraxis.network.projection import Projection
+from neuraxis.network.projection import Projection, RateProjection
 from neuraxis.network.rules import (
     AllToAll,
     Explicit,
@@ -64,6 +64,7 @@ __all__ = [
     "Population",
     "Probe",
     "Projection",
+    "RateProjection",
     "RewardSTDP",
     "Rhythm",
     "Rule",

@@ -19,7 +19,7 @@ class Nest(msgspec.Struct, frozen=True):
     """A model of NEST with its parameters; without `currents` it takes none."""
 
     model: str
-    parameters: dict[str, float] = {}
+    parameters: dict[str, Any] = {}
     currents: bool = True
 
 
@@ -91,6 +91,34 @@ dg_in/dt = -g_in / tau_in : 1
 I : 1
 """
 
+# Brian2's COBAHH. Times are in ms, so a rate is a number divided by ms.
+_HH = """\
+dv/dt = (leak + channels + synapses + I) / (200 * ms) : 1
+leak = 10 * (-60 - v) : 1
+channels = 20000 * m**3 * h * (50 - v) + 6000 * n**4 * (-90 - v) : 1
+synapses = g_ex * (0 - v) + g_in * (-80 - v) : 1
+dm/dt = a_m * (1 - m) - b_m * m : 1
+dn/dt = a_n * (1 - n) - b_n * n : 1
+dh/dt = a_h * (1 - h) - b_h * h : 1
+dg_ex/dt = -g_ex / tau_ex : 1
+dg_in/dt = -g_in / tau_in : 1
+a_m = 0.32 * 4 / exprel((-50 - v) / 4) / ms : Hz
+b_m = 0.28 * 5 / exprel((v + 23) / 5) / ms : Hz
+a_h = 0.128 * exp((-46 - v) / 18) / ms : Hz
+b_h = 4 / (1 + exp((-23 - v) / 5)) / ms : Hz
+a_n = 0.032 * 5 / exprel((-48 - v) / 5) / ms : Hz
+b_n = 0.5 * exp((-53 - v) / 40) / ms : Hz
+I : 1
+"""
+
+
+def _hodgkin_huxley(initial: dict[str, str], synapses: tuple[str, str] | None = None) -> Brian2:
+    return Brian2(
+        equations=_HH, threshold="v > -20", reset="", method="exponential_euler", refractory_ms=3.0,
+        names_ms={"tau_ex": 5.0, "tau_in": 10.0}, initial=initial, synapses=synapses,
+    )  # fmt: skip
+
+
 CASES = (
     Case(name="lif_delta", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_delta", _LIF), brian2=_leaky("", "")),
     Case(
@@ -129,15 +157,48 @@ CASES = (
         current_pa=(400.0, 1200.0),
         nest=Nest("aeif_cond_exp"),
         brian2=Brian2(
-            equations=_ADEX, threshold="v >= 0", reset="v = -60; w += 80.5", method="rk2",
+            equations=_ADEX, threshold="v >= -40.4", reset="v = -60; w += 80.5", method="euler",
             names_ms={"tau_w": 144.0, "tau_ex": 0.2, "tau_in": 2.0}, initial={"v": "-70.6"},
         ),
     ),
+    Case(name="adex_cond_alpha", current_pa=(400.0, 1200.0), nest=Nest("aeif_cond_alpha")),
+    Case(
+        name="hh_cond_exp",
+        current_pa=(100.0, 1000.0),
+        nest=Nest("hh_cond_exp_traub"),
+        brian2=_hodgkin_huxley({"v": "-60", "m": "0.027", "h": "0.99", "n": "0.06"}),
+    ),
+    Case(name="hh_cond_exp_fine", current_pa=(100.0, 1000.0), nest=Nest("hh_cond_exp_traub")),
+    Case(name="hh_alpha", current_pa=(300.0, 1500.0), nest=Nest("hh_psc_alpha")),
+    Case(name="lif_cond_alpha", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_alpha")),
+    Case(name="lif_cond_beta", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_beta")),
+    Case(name="lif_nmda", nest=Nest("iaf_bw_2001")),  # NEST injects no constant currents into this one and glif_psc
+    Case(name="lif_exp_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_exp_multisynapse")),
+    Case(name="lif_alpha_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_alpha_multisynapse")),
+    Case(name="mat2", current_pa=(400.0, 1000.0), nest=Nest("mat2_psc_exp")),
+    Case(name="qif", current_pa=(50.0, 300.0)),
+    *(
+        Case(
+            name=f"glif_{level}",
+            nest=Nest(
+                "glif_psc",
+                {
+                    "spike_dependent_threshold": level in (2, 4, 5),
+                    "after_spike_currents": level >= 3,
+                    "adapting_threshold": level == 5,
+                },
+            ),
+        )
+        for level in range(1, 6)
+    ),
+    Case(name="pp_delta", current_pa=(50.0, 200.0), nest=Nest("pp_psc_delta")),
     Case(name="izhikevich", current_pa=(2.0, 15.0), nest=Nest("izhikevich"), brian2=_IZHIKEVICH),
     Case(
         name="poisson_source",
         brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
     ),
+    Case(name="gamma_source"),
+    Case(name="parrot", nest=Nest("parrot_neuron", currents=False)),
     Case(name="spike_source"),
 )  # fmt: skip
 
@@ -169,6 +230,14 @@ dg_in/dt = -g_in / tau_in : 1
             names_ms={"tau_m": 20.0, "tau_ex": 5.0, "tau_in": 10.0},
             initial={"v": "-60 + rand() * 10", "g_ex": "4 + randn() * 1.5", "g_in": "20 + randn() * 12"},
             synapses=("g_ex += 0.6", "g_in += 6.7"),
+        ),
+    ),
+    Case(
+        name="cobahh",
+        network=True,
+        brian2=_hodgkin_huxley(
+            {"v": "-65 + randn() * 5", "g_ex": "40 + randn() * 15", "g_in": "200 + randn() * 120"},
+            ("g_ex += 6", "g_in += 67"),
         ),
     ),
 )  # fmt: skip

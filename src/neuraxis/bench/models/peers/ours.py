@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 import neuraxis
-from neuraxis.network import Network, library, models
+from neuraxis.network import Network, library
+from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.simulation import Simulation
 
 
@@ -45,7 +46,7 @@ def main(text: str) -> None:
 def alone(options: dict[str, Any]) -> Network:
     """Return neurons without synapses, each with a current of its own."""
     network = Network(dt_ms=0.1, seed=options["seed"])
-    model = getattr(models, options["model"])(**options["parameters"])
+    model = built_in_models()[options["model"]](**options["parameters"])
     neurons = network.population("neurons", options["neurons"], model, **options.get("initial", {}))
     if options["current_pa"]:
         low, high = options["current_pa"]
