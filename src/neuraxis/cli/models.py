@@ -66,11 +66,16 @@ def _models(
         if as_json:
             print(json.dumps([_as_data(one) for one in found.values()], indent=1))
             return 0
-        rows = [
-            (one.name, str(len(one.receptors)), str(len(one.states)), text_of(one).elsewhere.get("NEST", "-").split()[0],
-             text_of(one).summary.partition(";")[0].rstrip("."))
-            for one in found.values()
-        ]  # fmt: skip
+        rows = []
+        for one in found.values():
+            text = text_of(one)
+            names = (
+                one.name,
+                str(len(one.receptors)),
+                str(len(one.states)),
+                text.elsewhere.get("NEST", "-").split()[0],
+            )
+            rows.append((*names, text.summary.partition(";")[0].rstrip(".")))
         print(text_table(("model", "receptors", "states", "NEST", ""), rows))
         return 0
     # "iaf_psc_exp" before "iaf_psc_exp (with one receptor)".

@@ -19,7 +19,7 @@ class Nest(msgspec.Struct, frozen=True):
     """A model of NEST with its parameters; without `currents` it takes none."""
 
     model: str
-    parameters: dict[str, float | list[float]] = {}
+    parameters: dict[str, Any] = {}
     currents: bool = True
 
 
