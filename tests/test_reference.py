@@ -53,7 +53,7 @@ def test_every_model_is_in_the_page_of_models(name: str) -> None:
     assert f"### `{name}`" in text
     section = text.partition(f"### `{name}`")[2].partition("\n### ")[0]
     model = built_in_models()[name]
-    for part in (*model.parameters, *model.receptors, *model.states):
+    for part in (*model.parameters, *model.receptors, *model.rate_inputs, *model.states):
         assert f"| `{part}` |" in section, part
     assert "$$" in section or not model.parameters
 

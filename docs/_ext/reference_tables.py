@@ -87,6 +87,7 @@ def code(value: object) -> str:
 def model_rows(model: NeuronModel) -> dict[str, list[tuple[str, ...]]]:
     """Return the parameters, inputs, signals and states of a model, each as rows of cells."""
     inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights") for name in model.receptors]
+    inputs += [(name, "rates") for name in model.rate_inputs]
     if model.takes_current:
         inputs.append(("current_pa", "current from `Network.current`"))
     found = {

@@ -51,6 +51,7 @@ LITERALS = ["0", "1", "-1", "2", "3", "7", "-5", "40", "0.0", "-0.0", "0.5", "-2
 
 
 _OF_FLOAT: dict[str, Any] = {"exp": exp_of, "log": log_of, "sqrt": np.sqrt, **FUNCTIONS}
+TABLES = ["(0.1, -2.5, 3e5, 7.0)", "(3, -1, 2147483647)", "((0.1, 1, 2), (3, 4, 5.5))[n > 0]", "((7, 8), (-9, 10))[m]"]
 EXPONENTS = ["0", "1", "2", "3", "4", "5", "-1", "0.5", "2.0", "TWO"]
 
 
@@ -65,6 +66,7 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("({} {} {} {} {})".format, inner, st.sampled_from(signs), inner, st.sampled_from(signs), inner),
         st.builds("({} if {} else {})".format, inner, inner, inner),
         st.builds("{}({}, {})".format, st.sampled_from(["min", "max", "power"]), inner, inner),
+        st.builds("{}[{}]".format, st.sampled_from(TABLES), inner),
         st.builds("{}({})".format, st.sampled_from(["abs", "int", "float", "bool", *_OF_FLOAT]), inner),
     )  # fmt: skip
 
@@ -217,8 +219,20 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _value(node.body if test else node.orelse, names)
         a, b = _pair(_value(node.body, names), _value(node.orelse, names))
         return np.where(_truth(test), a, b)
+    if isinstance(node, ast.Subscript):
+        indices = []
+        while isinstance(node, ast.Subscript):
+            found = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            indices[:0] = [_as_array(_value(one, names)).astype(np.int64) for one in found]
+            node = node.value
+        table = np.array(eval(ast.unparse(node)))
+        table = table.astype(np.float32 if table.dtype.kind == "f" else np.int64)
+        pairs = zip(indices, table.shape, strict=True)
+        return table[tuple(np.clip(np.broadcast_to(i, BLOCK), 0, size - 1) for i, size in pairs)]
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Name)
+    if node.func.id == "len":
+        return len(ast.literal_eval(node.args[0]))
     return _called(node.func.id, [_value(one, names) for one in node.args])
 
 

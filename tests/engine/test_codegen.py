@@ -41,8 +41,15 @@ def noisy(v_mv, x, p, normal, random, uniform):  # type: ignore[no-untyped-def]
     return normal > 3.0, 0.5 * v_mv + p * normal, x + random if uniform > 0 else x
 
 
+@neuron_model(states={"v_mv": 1.0, "x": 1.0}, parameters={"p": 1.5})
+def tabled(v_mv, x, p, step):  # type: ignore[no-untyped-def]
+    for one in (0.5, 0.25):
+        x = x * one + (1.0, 2.0, 4.0)[step % 3 + (v_mv > p)] + (2, 4, 8, 7)[v_mv > x]
+    return v_mv > 3.0, 0.5 * v_mv, x
+
+
 VECTORISED = [model for name, model in built_in_models().items() if not name.endswith("_source")]
-VECTORISED += [eight_exponentials, powers_in_a_loop, every_function, noisy]
+VECTORISED += [eight_exponentials, powers_in_a_loop, every_function, noisy, tabled]
 
 
 @pytest.mark.parametrize("model", VECTORISED, ids=lambda model: model.name)

@@ -55,6 +55,16 @@ POWERS = [
 ]  # fmt: skip
 
 
+ENTRIES = [
+    "(0.1, 2.5, -1e10)[n]", "(0.1, 2.5, -1e10)[m * m * m * m * m * 65536 * 65536]", "(3, 1, 4)[n] * x",
+    "(3, 1, 4)[x > y]", f"{tuple(range(7, 71))}[n + 30]", f"{tuple(range(7, 72))}[n * 8] * 0.1", "(-0.0, 0.5)[n]",
+    "(3, 1, -4)[n & 1] ** 2", "(0.1, 0.7)[1] * n", "(0.1, 0.7)[n] * n", "(1, 2.5)[0] / n", "((1, 2), (3, 4))[n][m]",
+    "((0.5, 2.0, 3.0), (3.0, 4.0, -5.0))[n, m + 1]", "((1, 2), (3, 4))[1][m]", "((1, 2), (3, 4))[n, 0]", "(5,)[n]",
+    "len((1, 2, 3)) * x", "[0.5, 1.5][n > m]", "(1 / 3, -2.0)[(1, 0)[n]]", "((1, 2), (3, 4))[1, 0] * x",
+    "(3, 1, -4)[1] * n", "(0.1, 2.5)[int(x)]",
+]  # fmt: skip
+
+
 def assert_as_numpy(sources: list[str], whole: bool, numbers: int = 1) -> None:
     given = points(numbers)
     model = model_of(sources, whole)
@@ -73,9 +83,9 @@ def assert_as_numpy(sources: list[str], whole: bool, numbers: int = 1) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["kept as float32", "kept as int32"])
-@pytest.mark.parametrize("first", range(0, len(EACH) + len(POWERS), MOST))
+@pytest.mark.parametrize("first", range(0, len(EACH) + len(POWERS) + len(ENTRIES), MOST))
 def test_each_operator_and_function_is_as_in_numpy(first: int, whole: bool) -> None:
-    assert_as_numpy([*EACH, *POWERS][first : first + MOST], whole)
+    assert_as_numpy([*EACH, *POWERS, *ENTRIES][first : first + MOST], whole)
 
 
 @settings(
@@ -145,6 +155,77 @@ def test_assignments_are_as_in_python() -> None:
                 assert found.tolist() == [value, value], (kind.__name__, body, name)
 
 
+# --- tables ---
+
+WEIGHTS = np.array([0.5, 1.25, -2.0])
+GRID = np.arange(6).reshape(2, 3)
+PAIRS = ((1.0, 2.0), (3.0, -4.0))
+
+
+def entry_of(table, i):
+    return table[i]
+
+
+def weighted(table, x):
+    total = 0.0
+    for one in table:
+        total += one * x
+    return total
+
+
+def tables_of(scale: tuple[float, ...]) -> NeuronModel:
+    """Tables of the module, of the function around, in place, and as arguments of functions."""
+
+    @neuron_model(states={"x": 2.0, "n": 0, "a": 0.0, "b": 0.0, "c": 0.0, "d": 0, "e": 0.0})
+    def tabled(x, n, a, b, c, d, e, step):
+        a = weighted(WEIGHTS, x) + weighted(scale, 1.0)
+        for first, second in PAIRS:
+            a += first * second
+        b = entry_of(WEIGHTS, step - 2) + entry_of((1.0, 4.0), n)
+        d = 0
+        for row in range(len(GRID)):
+            for column in range(len(GRID[0])):
+                d += GRID[row, column] * (row + 1)
+        for one in (5, 6, 7):
+            if one == 7:
+                break
+            d = d + 1000 * one
+        c = GRID[1][step] + scale[len(scale) - 1] + PAIRS[n][1]
+        return False, x, step, a, b, c, d, e + WEIGHTS[step]
+
+    return tabled
+
+
+@pytest.mark.parametrize("kind", ["CPU", "CUDA C++"])
+def test_tables_have_the_entries_of_numpy(kind: str) -> None:
+    """After each step; an index beyond the table is that of its first or last entry."""
+    model = tables_of((10.0, 20.0))
+    if kind == "CUDA C++":
+        if compiler() is None:
+            pytest.skip("the twin of a GPU is compiled with g++")
+        with pytest.raises(InvalidArgument, match="break"):
+            run_steps(model, 1, CudaShard, device=TwinDevice())
+        return
+    total = 0.0
+    for steps in range(1, 5):
+        found = run_steps(model, steps, Shard)
+        total += WEIGHTS[min(steps, 2)]
+        assert found["a"] == 2.0 * WEIGHTS.sum() + 30.0 + 2.0 - 12.0
+        assert found["b"] == WEIGHTS[np.clip(steps - 2, 0, 2)] + (1.0, 4.0)[min(steps - 1, 1)]
+        assert found["c"] == GRID[1, min(steps, 2)] + 20.0 + PAIRS[min(steps - 1, 1)][1]
+        assert found["d"] == 0 + 1 + 2 + 2 * (3 + 4 + 5) + 11_000
+        assert found["e"] == total
+
+
+def run_steps(model: NeuronModel, steps: int, kind: Any, **options: Any) -> dict[str, float]:
+    network = Network()
+    network.population("cells", 2, model)
+    placement = place(network, 1)
+    shard = kind(network, placement, 0, SpikeBuffers.private(network, placement), **options)
+    assert shard.advance(steps, 0, 0) == DONE
+    return {name: shard.parts[0].state(name)[1] for name in model.states}
+
+
 # --- what is refused, when the model is defined ---
 
 REFUSED = [
@@ -171,12 +252,24 @@ REFUSED = [
     ("return False, 1j * x", "1j", "constant"),
     ("return False, x if x in (1.0, 2.0) else x", "(1.0, 2.0)", "tuple"),
     ("return False, x is None", "None", "constant"),
-    ("return False, [x][0]", "[x][0]", "subscript"),
+    ("return False, [x][0]", "[x]", "other than numbers"),
+    ("return False, x[0]", "x[0]", "TABLE[i]"),
+    ("return False, (1.0, 2.0)[x]", "(1.0, 2.0)[x]", "int("),
+    ("return False, (1.0, 2.0)[2]", "(1.0, 2.0)[2]", "0 to 1"),
+    ("return False, (1.0, 2.0)[-1]", "(1.0, 2.0)[-1]", "len(TABLE) - 1"),
+    ("return False, (1.0, 2.0)[0:1]", "(1.0, 2.0)[0:1]", "one whole number"),
+    ("return False, ((1.0, 2.0), (3.0, 4.0))[n]", "[n]", "two whole numbers"),
+    ("return False, (1.0, (2.0, 3.0))[n]", "(1.0, (2.0, 3.0))", "numbers"),
+    ("return False, (1.0, True)[n]", "(1.0, True)", "numbers"),
+    ("return False, len(x)", "len(x)", "TABLE[i]"),
+    ("return False, x + BAD[n]", "BAD", "no number"),
+    ("return False, x + LONG[n]", "LONG", "1,024"),
+    ("return False, x + PAIR", "PAIR", "table"),
     ("return False, (lambda: x)()", "lambda", "function"),
     ("return False, x.real", "x.real", "attribute"),
     ("y = x\n    del y\n    return False, x", "del y", "delete"),
     ("return False, (y := x)", "y := x", "namedexpr"),
-    ("for y in (1, 2):\n        x = x + y\n    return False, x", "(1, 2)", "range"),
+    ("for y in x:\n        x = x + y\n    return False, x", "`x`", "range"),
     ("for i in range(x):\n        x = x + 1.0\n    return False, x", "range(x)", "whole numbers"),
     ("for i in range(0, 9, n):\n        x = x + 1.0\n    return False, x", "range(0, 9, n)", "step"),
     ("if x > 0.0:\n        y = x\n    return False, y", "y", "not set on every path"),
@@ -195,7 +288,8 @@ REFUSED = [
 def define(body: str, folder: Path) -> NeuronModel:
     """A model whose source is in a file, as a user's is."""
     path = folder / f"model_{abs(hash(body))}.py"
-    path.write_text(f"LARGE, ZERO = 1e39 / 10 * 9, 0\n\n\ndef tried(x, n, m):\n    {body}\n")
+    constants = "LARGE, ZERO = 1e39 / 10 * 9, 0\nBAD, LONG, PAIR = (1.0, 'two'), [0.0] * 1025, (1.0, 2.0)\n"
+    path.write_text(f"{constants}\n\ndef tried(x, n, m):\n    {body}\n")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

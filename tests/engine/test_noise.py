@@ -14,12 +14,12 @@ from numba import njit
 from neuraxis.engine import arithmetic as kernels
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import place
-from neuraxis.engine.random import _normal_quantile
 from neuraxis.engine.spikes import SpikeBuffers
 from neuraxis.engine.tables import DONE
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import AllToAll, Network, Normal, neuron_model
-from neuraxis.network.arithmetic import log
+from neuraxis.network.arithmetic import log, normal, random
+from neuraxis.network.drawing import _normal_quantile
 from neuraxis.network.network import LARGEST_STEP
 from neuraxis.simulation import Simulation
 from tests.engine.cuda.comparing import assert_same_as_cpu
@@ -224,6 +224,66 @@ def test_the_time_is_a_float32_of_the_exact_product() -> None:
         assert shard.advance(step, 0, 0) == DONE
         assert shard.parts[cells.index].state("at_ms")[0] == np.float32(step * 0.1)
         assert shard.parts[cells.index].state("last")[0] == step
+
+
+TURNS = 3
+TABLE = (0.0, 10.0)
+
+
+def pair(mean):  # type: ignore[no-untyped-def]
+    return mean + normal(), random()
+
+
+@neuron_model(states={f"s{k}": 0.0 for k in range(8)} | {"n": 0})
+def calling(s0, s1, s2, s3, s4, s5, s6, s7, n, uniform):  # type: ignore[no-untyped-def]
+    s0 = normal()
+    if n < 2:
+        s1, s2 = pair(0.0)
+    first, second = pair(5.0)
+    s3 = first if n % 2 == 0 else normal()
+    for k in range(1, TURNS):
+        s4 = s4 + k * normal()
+    for one in TABLE:
+        s5 = random() + one
+    return n == 3, s0, s1, s2, s3, s4, s5, second, normal() - normal(), n + 1
+
+
+def test_each_call_is_a_draw_in_every_step() -> None:
+    """After the arguments, in the order of the source; helpers and turns of loops have draws of their own."""
+    assert list(calling.draws.values()) == ["uniform", *["normal", "normal", "random"], *["normal", "random"],
+                                            *["normal"] * 3, *["random"] * 2, *["normal"] * 2]  # fmt: skip
+    network = Network(seed=8)
+    network.population("cells", 5, calling)
+    placement = place(network, 1)
+    shard = Shard(network, placement, 0, SpikeBuffers.private(network, placement))
+    layout, part = shard.parts[0].layout, shard.parts[0]
+    assert layout.stream is not None
+    s0, s1 = (part.row(layout.stream + i).astype(np.uint32) for i in (0, 1))
+    for step in range(1, 6):
+        before = {name: part.state(name).copy() for name in calling.states}
+        shard.advance(step, 0, 0)
+        bits = []
+        for _ in calling.draws:
+            bits.append((s0 * np.uint32(0x9E3779BB)).view(np.int32))
+            s1 = s1 ^ s0
+            s0 = ((s0 << np.uint32(26)) | (s0 >> np.uint32(6))) ^ s1 ^ (s1 << np.uint32(9))
+            s1 = (s1 << np.uint32(13)) | (s1 >> np.uint32(19))
+        z, u = [normals_of(one) for one in bits], [randoms_of(one) for one in bits]
+        expected = {"s0": z[1], "s6": u[5], "s7": z[11] - z[12], "s5": u[10] + np.float32(10.0)}
+        expected |= {"s1": z[2], "s2": u[3]} if step <= 2 else {"s1": before["s1"], "s2": before["s2"]}
+        expected["s3"] = np.float32(5.0) + z[4] if step % 2 else z[6]
+        expected["s4"] = (before["s4"].astype(np.float64) + z[7] + 2.0 * z[8]).astype(np.float32)  # k is whole
+        for name, value in expected.items():
+            assert np.array_equal(part.state(name), value), (step, name)
+
+
+@pytest.mark.skipif(compiler() is None, reason="the twin of a GPU is compiled with g++")
+def test_calls_draw_the_same_on_a_gpu() -> None:
+    network = Network(seed=8)
+    cells = network.population("cells", 50, calling)
+    network.record(cells, "s4", every_ms=0.1)
+    network.record(cells, "s7", every_ms=0.1)
+    assert_same_as_cpu(network, [3, 20], TwinDevice())
 
 
 def test_names_that_a_model_declares_are_its_own() -> None:

@@ -8,7 +8,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,14 @@ import pytest
 import zenoh
 
 from neuraxis.errors import InvalidArgument, RequestFailed
-from neuraxis.mesh import Node
+from neuraxis.mesh import Node, Router, Subscription
 from neuraxis.mesh import subscription as subscription_module
 from neuraxis.mesh.counts import IMPOSSIBLE, REPEATED, Counts, SequenceTracker
 from neuraxis.mesh.messages import KINDS, Message
 from neuraxis.mesh.monitor import Monitor
 from neuraxis.mesh.topology import LARGEST_MESSAGE
 from neuraxis.wire.envelope import VERSION, seal_envelope
-from tests.mesh.conftest import LIMIT_S, Child, meet, settle
+from tests.mesh.conftest import LIMIT_S, Child, client_of, meet, settle
 from tests.mesh.raw import until
 
 Join = Callable[..., Node]
@@ -140,6 +141,61 @@ def test_each_kind_of_topic_keeps_its_guarantee(
     assert [record.levelno for record in caplog.records if "falls behind" in record.getMessage()] == [level][
         : bool(level)
     ]
+
+
+@pytest.mark.parametrize("routed", [False, True], ids=["peers", "router"])
+def test_messages_that_overtake_each_other_all_arrive(join: Join, routed: bool) -> None:
+    """A stream is faster than a bulk message that was sent before it; a subscription of both gets both."""
+    with Router(["tcp/127.0.0.1:0"]) if routed else nullcontext() as router:
+        options = {"topology": client_of(*router.endpoints)} if router is not None else {}
+        senders, receiver = [join("a", **options), join("b", **options)], join("receiver", **options)
+        subscription = receiver.subscribe("*/*", depth=10_000)
+        meet(*senders, receiver)
+        ended = threading.Event()
+
+        def beat(sender: Node) -> None:
+            while not ended.wait(0.0005):
+                sender.publish("beat", 1)
+
+        threads = [threading.Thread(target=beat, args=(sender,)) for sender in senders]
+        for thread in threads:
+            thread.start()
+        large = np.zeros(50_000, np.float32)
+        for _ in range(50):
+            for sender in senders:
+                sender.publish("large", large, "bulk")
+        ended.set()
+        for thread in threads:
+            thread.join()
+        for sender in senders:  # bulk arrives in order: when this is there, so is all before it
+            sender.publish("large", "the last", "bulk")
+        last = {f"{sender.name}/large": 51 for sender in senders}
+        until(lambda: all(counts_of(subscription, key).received == count for key, count in last.items()), "all of them")
+        for key in last:
+            assert counts_of(subscription, key) == Counts(received=51)
+        receiver.close()
+
+
+def test_a_forged_time_of_zenoh_mutes_nobody(join: Join, mesh: str) -> None:
+    """Zenoh's own times are outside of the envelope. Nodes send none, so that no forged one is newer than theirs."""
+    sender, receiver, stranger = join("sender"), join("receiver"), join("stranger")
+    subscription = receiver.subscribe("*/value")
+    times: list[object] = []
+    stranger.session.declare_subscriber(f"neuraxis/{mesh}/sender/value", lambda sample: times.append(sample.timestamp))
+    meet(sender, receiver, stranger)
+    sender.publish("value", 1)
+    assert subscription.get(LIMIT_S).value == 1
+    until(lambda: times == [None], "the message at the stranger")
+    name = bytes.fromhex(str(sender.session.info.zid()).zfill(32))[::-1]  # what the sender's own times would carry
+    future = zenoh.Timestamp(datetime.now(UTC) + timedelta(days=1), name)
+    stranger.session.put(f"neuraxis/{mesh}/stranger/value", b"\x02", encoding="application/msgpack", timestamp=future)
+    assert subscription.get(LIMIT_S).value == 2
+    sender.publish("value", 3)
+    assert subscription.get(LIMIT_S).value == 3
+
+
+def counts_of(subscription: Subscription, key: str) -> Counts:
+    return subscription.counts_by_key().get(key, Counts())
 
 
 def test_events_that_find_no_room_are_an_error(join: Join, caplog: pytest.LogCaptureFixture) -> None:

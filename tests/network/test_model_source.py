@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import pickle
 from typing import Any
@@ -101,6 +102,17 @@ BODY = "def m(v):\n    return False, v\n"
 def test_errors_in_text_name_the_line(text: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         neuron_model_from_source(text, states={"v": 0.0}, filename="made.txt")
+
+
+def test_an_error_in_a_notebook_names_the_line_of_the_cell(tmp_path: Any) -> None:
+    text = "@neuron_model(states={'v': 0.0}, receptors=())\ndef wrong(v):\n    return v > 1.0, round(v)\n"
+    file = str(tmp_path / "ipykernel_7" / "123.py")  # as IPython names a cell, which it keeps in memory
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        with pytest.raises(InvalidArgument, match=r"^wrong, notebook cell, line 3: uses 'round'"):
+            exec(compile(text, file, "exec"), {"neuron_model": neuron_model})
+    finally:
+        del linecache.cache[file]
 
 
 def test_text_is_not_executed(tmp_path: Any) -> None:

@@ -36,6 +36,8 @@ def test_help_shows_equations_parameters_units_and_states(name):
     for receptor in model.receptors:
         unit = units.get(receptor.rpartition("_")[2])
         assert lines[receptor] == f"weights{f' in {unit}' if unit else ''} {model.meanings[receptor]}"
+    for one in model.rate_inputs:
+        assert lines[one] == f"rates {model.meanings[one]}"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,7 +63,9 @@ def test_a_changed_model_shows_its_own_values():
 @pytest.mark.parametrize("name", MODELS)
 def test_everything_of_a_model_has_a_meaning(name):
     model = MODELS[name]
-    assert set(model.meanings) == {*model.parameters, *model.states, *model.receptors, *model.signals}
+    assert set(model.meanings) == {
+        *model.parameters, *model.states, *model.receptors, *model.rate_inputs, *model.signals,
+    }  # fmt: skip
     assert all(meaning and meaning == meaning.strip() for meaning in model.meanings.values())
 
 

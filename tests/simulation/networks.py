@@ -23,8 +23,10 @@ from neuraxis.network import (
     RewardSTDP,
     TsodyksMarkram,
     Uniform,
+    equations,
     neuron_model,
 )
+from neuraxis.network.arithmetic import random as random_number
 from neuraxis.network.models import (
     adex,
     izhikevich,
@@ -34,6 +36,10 @@ from neuraxis.network.models import (
     lif_exp,
     lif_exp_two,
     poisson_source,
+    rate_linear,
+    rate_tanh,
+    rate_tanh_each,
+    rate_threshold_linear,
     spike_source,
 )
 
@@ -318,6 +324,47 @@ def weights_far_apart(seed: int) -> Network:
     return network
 
 
+KICKS_MV = np.array([0.0, 0.5, -0.25])
+
+
+@neuron_model(
+    states={"v_mv": -65.0, "spikes": 0},
+    receptors=("input_mv",),
+    rate_inputs=("drive", "coupling"),
+    output="v_mv",
+    parameters={"keep": 0.99, "share": 0.01},
+)
+def coupled(v_mv, spikes, input_mv, drive, coupling, keep, share):
+    v = (v_mv + 65.0) * keep - 65.0 + input_mv + share * (drive + coupling - v_mv)
+    spike = v > -50.0
+    return spike, -65.0 if spike else v, spikes + 1 if spike else spikes
+
+
+def continuous(seed: int) -> Network:
+    """Rate neurons, and spiking neurons that are coupled by their potentials, with delays of 1 to 41 steps."""
+    network = Network(dt_ms=0.1, seed=seed)
+    sheet = network.population("sheet", 1300, rate_tanh(gain=1.5, sigma=0.3), rate=Uniform(-1.0, 1.0))
+    slow = network.population("slow", 150, rate_linear(tau_ms=30.0, mean=1.0), rate=Normal(0.5, 0.2))
+    echo = network.population("echo", 70, rate_tanh_each(tau_ms=3.0, sigma=1.0))
+    few = network.population("few", 3, rate_threshold_linear(theta=0.1), rate=[0.1, 0.2, 0.3])
+    cells = network.population("cells", 200, coupled, v_mv=Uniform(-65.0, -51.0))
+    rates = network.connect_rates
+    rates(sheet, sheet, FixedInDegree(k=20), weight=Normal(0.0, 0.5), delay_ms=Uniform(0.1, 2.0))
+    rates(slow, sheet, PairwiseBernoulli(p=0.05), weight=LogNormal(-3.0, 0.5), delay_ms=4.1)
+    rates(sheet, slow, FixedTotalNumber(n=2000), weight=Uniform(-0.1, 0.1), delay_ms=1.5)
+    rates(sheet, few, AllToAll(), weight=0.001, delay_ms=Normal(1.0, 0.3), name="all to few")
+    rates(few, slow, AllToAll(), weight=np.linspace(-0.2, 0.2, 450), delay_ms=0.1)
+    rates(few, few, OneToOne(), weight=[0.3, -0.3, 0.5], delay_ms=[0.1, 0.2, 3.0])
+    rates(slow, echo, PairwiseBernoulli(p=0.2), weight=0.1, delay_ms=0.5)
+    rates(slow, cells, FixedOutDegree(k=4), weight=20.0, delay_ms=2.0, rate_input="drive")
+    rates(cells, cells, FixedInDegree(k=1), weight=1.0, delay_ms=0.3, rate_input="coupling")
+    network.connect(cells, cells, FixedInDegree(k=5), weight=0.5, delay_ms=Uniform(0.2, 1.0))
+    network.poisson(cells, rate_hz=2000.0, weight=0.8)
+    network.record(cells)
+    network.record(sheet, "rate", every_ms=1.0, subset=[1299, 0, 3])
+    return network
+
+
 @neuron_model(
     states={"v_mv": 0.0, "seen": 0.0, "bits": 0},
     receptors=("input",),
@@ -325,7 +372,7 @@ def weights_far_apart(seed: int) -> Network:
 )
 def noisy(v_mv, seen, bits, input, normal, random, uniform, step, t_ms, threshold_mv, sigma_mv):
     """Several draws in a step, some of which decide whether it spikes, as the time does."""
-    v_mv = 0.9 * v_mv + input + sigma_mv * normal
+    v_mv = 0.9 * v_mv + input + sigma_mv * normal + KICKS_MV[step % 4] * random_number()
     spike = v_mv >= threshold_mv or random < 1e-3 or step % 173 == 5
     return spike, 0.0 if spike else v_mv, random + t_ms, uniform
 
@@ -359,9 +406,9 @@ def pausing(v_mv, left, input, uniform, keep, wait, pause, bias_mv, threshold_mv
     return spike, 0.0 if spike else v_mv, longer if spike else max(left - 1, 0)
 
 
-def every_neuron_differs(seed: int) -> Network:
+def every_neuron_differs(seed: int, precision: str = "float32") -> Network:
     """Parameters that are arrays or drawn, in built-in and own models, and a population that has none of them."""
-    network = Network(dt_ms=0.1, seed=seed)
+    network = Network(dt_ms=0.1, seed=seed, precision=precision)
     drawn = lif_exp_two(
         tau_m_ms=LogNormal(2.3, 0.3), v_threshold_mv=Normal(-55.0, 1.0), refractory_ms=Uniform(0.5, 4.0)
     )
@@ -381,13 +428,71 @@ def every_neuron_differs(seed: int) -> Network:
     for population in network.populations:
         network.record(population)
     network.record(cells, "v_mv", every_ms=0.5, subset=[289, 0, 144, 145])
+    network.record(own, "left", every_ms=0.3, subset=[94, 0, 47])
+    return network
+
+
+adapting = equations(
+    """
+    dv/dt = (e_rest - v)/tau_m + (i_e + i_i - w + i)/c_m : mV (unless refractory)
+    dw/dt = (a*(v - e_rest) - w)/tau_w : pA
+    di_e/dt = -i_e/tau_m : pA
+    di_i/dt = -i_i/(4*ms) : pA
+    e_rest = -70*mV : mV
+    tau_m = 10*ms : ms
+    tau_w = 90*ms : ms
+    a = 3*nS : nS
+    c_m = 200*pF : pF
+    """,
+    threshold="v > -52*mV", reset="v = -60*mV; w += 40*pA", refractory=1.5, initial={"v": "e_rest"},
+    receptors={"excitatory": "i_e", "inhibitory": "i_i"}, name="adapting",
+)  # fmt: skip
+channels = equations(
+    """
+    dv/dt = (0.1*(-65*mV - v) + g*(0*mV - v)/(10*nS) + 3*m_inf*(40*mV - v) - 4*n*(v + 80*mV))/ms : mV
+    m_inf = 1/(1 + exp(-(v + 40*mV)/(5*mV))) : 1
+    dn/dt = (1/(1 + exp(-(v + 30*mV)/(6*mV))) - n)/(2*ms) : 1
+    dg/dt = -g/(3*ms) : nS
+    """,
+    threshold="v > 0*mV", refractory="v > -20*mV", initial={"v": "-65*mV"}, method="exponential_euler",
+    receptors={"input": "g"}, name="channels",
+)  # fmt: skip
+drifting = equations(
+    """
+    dx/dt = (1.1 + 0.3*sin(t/(7*ms)) - x)/tau + 0.05*xi/tau**0.5 : 1 (unless refractory)
+    dr/dt = -r/(50*ms) : Hz
+    tau = 5*ms : ms
+    """,
+    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, receptors={"kick": "x += 0.1*weight"}, name="drifting",
+)  # fmt: skip
+
+
+def written_as_equations(seed: int) -> Network:
+    """Models of equations: exact with a variable that sees a held one, exponential Euler, and noise with time."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 260, adapting(tau_m_ms=Uniform(6.0, 14.0)), v_mv=Uniform(-70.0, -53.0))
+    b = network.population("b", 70, channels)
+    c = network.population("c", 90, drifting(tau_ms=np.linspace(4.0, 8.0, 90)))
+    network.connect(a, a, FixedInDegree(k=9), weight=Normal(60.0, 20.0), delay_ms=Uniform(0.1, 2.0))
+    network.connect(a, b, FixedInDegree(k=12), weight=9.0, delay_ms=0.3)
+    network.connect(b, c, FixedInDegree(k=5), weight=0.4, delay_ms=0.2)
+    network.connect(c, a, FixedInDegree(k=12), weight=-90.0, delay_ms=1.1)
+    network.poisson(a, rate_hz=3000.0, weight=70.0)
+    network.current(a, np.linspace(0.0, 250.0, 260))
+    for population in network.populations:
+        network.record(population)
+    network.record(a, "w_pa", every_ms=0.5, subset=[259, 0, 130])
+    network.record(b, "v_mv", every_ms=0.3, subset=[69, 0, 35])
+    network.record(c, "r_hz", every_ms=0.9)
     return network
 
 
 NETWORKS = {
+    "continuous": Case(continuous, 800, (3,)),
     "weights far apart": Case(weights_far_apart, 700, (3,)),
     "mixed models": Case(mixed_models, 1000, (2, 5)),
     "every neuron differs": Case(every_neuron_differs, 800, (3, 1)),
+    "in float64": Case(lambda seed: every_neuron_differs(seed, "float64"), 800, (2,)),
     "tiny populations": Case(tiny_populations, 1000, (5,)),
     "inputs alone": Case(inputs_alone, 1200, (3,)),
     "every neuron learns": Case(every_neuron_learns, 1000, (1, 3)),
@@ -397,4 +502,5 @@ NETWORKS = {
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
     "noise and time": Case(noise_and_time, 600, (2,)),
+    "written as equations": Case(written_as_equations, 600, (3,)),
 }

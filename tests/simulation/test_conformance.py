@@ -67,7 +67,7 @@ def look(simulation: Simulation) -> Outcome:
             for p in network.probes
             if p.what != "spikes"
         },
-        synapses={p.name: simulation.synapses(p) for p in network.projections},
+        synapses={p.name: simulation.synapses(p) for p in (*network.projections, *network.rate_projections)},
         levels={m.name: simulation.level(m.name) for m in network.neuromodulators},
         totals=(simulation.steps, counters.step, counters.spike_counts.tolist(), counters.events),
     )

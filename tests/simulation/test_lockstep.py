@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,18 @@ from neuraxis.simulation import LockstepExecutor, Simulation
 from tests.simulation.networks import NETWORKS
 
 
-def run_on_a_rank(backend: str, name: str, folder: str) -> dict[str, object]:
-    """Return the observations of a rank: run, save, run, restore the saved state, run again."""
+def run_on_a_rank(backend: str, names: list[str], folder: str) -> list[dict[str, object]]:
+    """Return the observations of a rank, of each network."""
+    with DistributedContext(backend=backend) as context:
+        return [observed(context, name, f"{folder}/{name}") for name in names]
+
+
+def observed(context: DistributedContext, name: str, folder: str) -> dict[str, object]:
+    """Run, save, run, restore the saved state, run again."""
     case = NETWORKS[name]
     network = case.make(1)
     half = case.steps // 2
-    with (
-        DistributedContext(backend=backend) as context,
-        Simulation(network, executor=LockstepExecutor(context.world)) as simulation,
-    ):
+    with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
         simulation.step(half)
         simulation.save(folder)
         first = simulation.step(case.steps - half).fingerprint
@@ -34,22 +38,31 @@ def run_on_a_rank(backend: str, name: str, folder: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks", "name"), [("gloo", 2, "every neuron learns"), ("shm", 3, "shortest delay 15")]
+    ("backend", "ranks", "names"),
+    [("gloo", 2, ["every neuron learns"]), ("shm", 3, ["shortest delay 15", "continuous"])],
 )
-def test_every_rank_gets_what_one_process_gets(backend: str, ranks: int, name: str, tmp_path: Path) -> None:
+def test_every_rank_gets_what_one_process_gets(backend: str, ranks: int, names: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    ran = neuraxis.launch.run(run_on_a_rank, ranks, backend, names, str(folder), timeout=100)
+    for place, name in enumerate(names):
+        compare(name, [answers[place] for answers in ran], folder / name)
+
+
+def compare(name: str, answers: list[dict[str, Any]], folder: Path) -> None:
+    """Compare what the ranks observed with one process."""
     case = NETWORKS[name]
-    network = case.make(1)
-    with Simulation(network) as simulation:
+    with Simulation(case.make(1)) as simulation:
+        network = simulation.network
         wanted = simulation.step(case.steps).fingerprint
         states = {
             p.name: simulation.state(p, next(iter(p.model.states))) for p in network.populations if p.model.states
         }
-        answers = neuraxis.launch.run(run_on_a_rank, ranks, backend, name, str(tmp_path / "state"), timeout=100)
         for answer in answers:
             assert answer["first"] == wanted
             assert answer["again"] == wanted
             for population, values in states.items():
                 np.testing.assert_array_equal(answer["states"][population], values)
         # The state of the ranks continues in one process as well.
-        simulation.restore(tmp_path / "state")
+        simulation.restore(folder)
         assert simulation.step(case.steps - case.steps // 2).fingerprint == wanted

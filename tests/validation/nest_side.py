@@ -2,7 +2,7 @@
 
     python nest_side.py jobs.json results.json
 
-A job is {"kind": "network" | "traces" | "synapses", ...}; times are whole steps of 0.1 ms.
+A job is {"kind": "network" | "traces" | "synapses" | "rates", ...}; times are whole steps of 0.1 ms.
 """
 
 from __future__ import annotations
@@ -169,12 +169,32 @@ def run_synapses(job: dict[str, Any]) -> Any:
     return [sorted(one) for one in transmitted]
 
 
+def run_rates(job: dict[str, Any]) -> Any:
+    """A recurrent network of rate neurons without noise: the rate of each after every step."""
+    start()
+    neurons = nest.Create(job["model"], job["n"], {"sigma": 0.0, **job["parameters"]})
+    neurons.rate = job["rates"]
+    ids = neurons.tolist()
+    pre, post, weights, delays = ([row[column] for row in job["synapses"]] for column in range(4))
+    synapse = {
+        "synapse_model": "rate_connection_delayed",
+        "weight": weights,
+        "delay": [round(delay * STEP_MS, 1) for delay in delays],
+    }
+    nest.Connect([ids[i] for i in pre], [ids[j] for j in post], "one_to_one", synapse)
+    meters = nest.Create("multimeter", job["n"], {"record_from": ["rate"], "interval": STEP_MS})
+    nest.Connect(meters, neurons, "one_to_one")
+    nest.Simulate((job["steps"] + 50) * STEP_MS)
+    return [meter.events["rate"].tolist()[: job["steps"]] for meter in meters]
+
+
 KINDS = {
     "network": run_network,
     "traces": run_traces,
     "saturating": run_saturating,
     "trains": run_trains,
     "synapses": run_synapses,
+    "rates": run_rates,
 }
 
 

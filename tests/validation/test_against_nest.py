@@ -51,6 +51,11 @@ from neuraxis.network.models import (
     lif_nmda,
     mat2,
     pp_delta,
+    rate_linear,
+    rate_tanh,
+    rate_tanh_each,
+    rate_threshold_linear,
+    rate_threshold_linear_each,
     spike_source,
 )
 from neuraxis.simulation import Simulation
@@ -621,6 +626,80 @@ def test_every_transmitted_weight(name: str, nest_results: dict[str, Any]) -> No
     assert np.abs(found - wanted).max() < 2e-4 * np.abs(wanted).max()
 
 
-JOBS: dict[str, Recurrent | Membranes | Saturating | Trains | Plastic] = {
-    **NETWORKS, **ADAPTIVE, **MEMBRANES, "saturating": SATURATING, **TRAINS, **SYNAPSES,
+# --- rate neurons ---
+
+
+class Rates:
+    """A recurrent network of rate neurons without noise, each connection with its own weight and delay."""
+
+    n, steps, in_degree = 40, 1000, 8
+
+    def __init__(self, model: NeuronModel, nest_model: str, seed: int, **parameters: float) -> None:
+        self.model, self.nest_model, self.parameters = model, nest_model, parameters
+        rng = np.random.default_rng(seed)
+        n, k = self.n, self.in_degree
+        self.pre, self.post = rng.integers(0, n, n * k), np.repeat(np.arange(n), k)
+        self.weights = rng.normal(0.0, 0.25, n * k)
+        self.delays = rng.integers(1, 41, n * k)
+        self.rates = rng.normal(0.0, 0.5, n)
+
+    def for_nest(self) -> dict[str, Any]:
+        columns = (self.pre, self.post, self.weights, self.delays)
+        return {
+            "kind": "rates",
+            "model": self.nest_model,
+            "n": self.n,
+            "steps": self.steps,
+            "parameters": self.parameters,
+            "rates": self.rates.tolist(),
+            "synapses": [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)],
+        }
+
+    def traces(self) -> np.ndarray:
+        """The rate of each neuron (rows) after every step."""
+        network = Network(dt_ms=DT)
+        initial: dict[str, Any] = {"rate": self.rates}
+        if "activity" in self.model.states:
+            initial["activity"] = self.activity(self.rates)
+        neurons = network.population("neurons", self.n, self.model, **initial)
+        network.connect_rates(
+            neurons, neurons, Explicit(self.pre, self.post), weight=self.weights, delay_ms=self.delays * DT
+        )
+        network.record(neurons, "rate")
+        with Simulation(network) as simulation:
+            simulation.step(self.steps)
+            return simulation.samples(neurons, "rate")[1].T
+
+    def activity(self, rates: np.ndarray) -> np.ndarray:
+        """The outputs before the first step."""
+        gain, theta = self.parameters.get("g", 1.0), self.parameters.get("theta", 0.0)
+        return np.tanh(gain * (rates - theta)) if "tanh" in self.nest_model else gain * np.maximum(0.0, rates - theta)
+
+
+RATES = {
+    "rate_linear": Rates(rate_linear(gain=0.9, mean=0.3), "lin_rate_ipn", 1, g=0.9, mu=0.3),
+    "rate_tanh": Rates(rate_tanh(tau_ms=5.0, gain=1.5, theta=0.1), "tanh_rate_ipn", 2, tau=5.0, g=1.5, theta=0.1),
+    "rate_tanh_each": Rates(
+        rate_tanh_each(gain=1.5, theta=0.1), "tanh_rate_ipn", 3, g=1.5, theta=0.1, linear_summation=False
+    ),
+    "rate_threshold_linear": Rates(
+        rate_threshold_linear(gain=1.2, theta=0.1, mean=0.2), "threshold_lin_rate_ipn", 4, g=1.2, theta=0.1, mu=0.2
+    ),
+    "rate_threshold_linear_each": Rates(
+        rate_threshold_linear_each(gain=1.2, theta=0.1), "threshold_lin_rate_ipn", 5, g=1.2, theta=0.1,
+        linear_summation=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_with_delays(name: str, nest_results: dict[str, Any]) -> None:
+    """Float32 beside float64, over 100 ms."""
+    found, expected = RATES[name].traces(), np.array(nest_results[name])
+    assert np.abs(expected - expected[:, :1]).max() > 0.3, "the rates change"
+    assert np.abs(found - expected).max() < 2e-6
+
+
+JOBS: dict[str, Recurrent | Membranes | Saturating | Trains | Plastic | Rates] = {
+    **NETWORKS, **ADAPTIVE, **MEMBRANES, "saturating": SATURATING, **TRAINS, **SYNAPSES, **RATES,
 }  # fmt: skip

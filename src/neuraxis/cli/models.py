@@ -66,16 +66,12 @@ def _models(
         if as_json:
             print(json.dumps([_as_data(one) for one in found.values()], indent=1))
             return 0
-        rows = []
-        for one in found.values():
-            text = text_of(one)
-            names = (
-                one.name,
-                str(len(one.receptors)),
-                str(len(one.states)),
-                text.elsewhere.get("NEST", "-").split()[0],
-            )
-            rows.append((*names, text.summary.partition(";")[0].rstrip(".")))
+        texts = [(one, text_of(one)) for one in found.values()]
+        rows = [
+            (one.name, str(len(one.receptors)), str(len(one.states)), text.elsewhere.get("NEST", "-").split()[0],
+             text.summary.partition(";")[0].rstrip("."))
+            for one, text in texts
+        ]  # fmt: skip
         print(text_table(("model", "receptors", "states", "NEST", ""), rows))
         return 0
     # "iaf_psc_exp" before "iaf_psc_exp (with one receptor)".

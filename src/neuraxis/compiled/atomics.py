@@ -31,11 +31,13 @@ from numba.extending import intrinsic
 __all__ = [
     "allocate_file_range",
     "bits_to_float32",
+    "bits_to_float64",
     "call_fold",
     "copy_bytes",
     "cycles",
     "fetch_add",
     "float32_to_bits",
+    "float64_to_bits",
     "load",
     "load_acquire",
     "load_ordered",
@@ -237,6 +239,26 @@ def float32_to_bits(typingctx: Any, value: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def bits_to_float64(typingctx: Any, bits: Any) -> Any:
+    """Reinterpret 64 bits as a float64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.uint64), codegen
+
+
+@intrinsic
+def float64_to_bits(typingctx: Any, value: Any) -> Any:
+    """Reinterpret a float64 as 64 bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.uint64(types.float64), codegen
 
 
 # Services of the operating system. Except on Linux waiters poll, so none has to be woken. Except on POSIX, Python calls

@@ -24,6 +24,7 @@ __all__ = [
     "cos",
     "drawn_normal",
     "drawn_random",
+    "entry",
     "exp",
     "expm1",
     "exprel",
@@ -43,6 +44,7 @@ __all__ = [
     "tanh",
     "to_int32",
     "to_int64",
+    "within",
 ]
 
 _f = np.float32
@@ -386,6 +388,18 @@ def shift_left(a: Any, n: Any) -> Any:
 def shift_right(a: Any, n: Any) -> Any:
     """Return a >> n of two int64; all sign where n is not within 0 to 63, as in NumPy."""
     return a >> (n if 0 <= n < 64 else _l(63))
+
+
+@_inlined
+def within(i: Any, n: Any) -> Any:
+    """Return an index of n entries: that of the first or last one where i (int64) is beyond."""
+    return max(_l(0), min(i, _l(n) - _l(1)))
+
+
+@_inlined
+def entry(table: Any, i: Any) -> Any:
+    """Return an entry of a table (an array) at an int64 index within its bounds."""
+    return table[np.uint64(i)]
 
 
 @_inlined

@@ -18,7 +18,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from neuraxis.network.neuron_model import NeuronModel, lower_model
 
 __all__ = [
     "BLOCK",
+    "CONSTANTS",
     "POISSON_SIZES",
     "BlockLayout",
     "Generated",
@@ -46,7 +47,9 @@ __all__ = [
 ]
 
 BLOCK = 1024
+CONSTANTS = 256  # of a population at most, with scales and signals
 _MOST_UNROLLED = 400  # statements
+_MOST_SELECTED = 64  # entries of a table
 POISSON_SIZES = (8, 12, 16, 20, 24, 32, 48, 64)
 
 _ADDRESS = types.int64
@@ -74,38 +77,60 @@ _l = np.int64
 _u = np.uint32
 """
 
+# In float64, "float32" of the lowered function means float64.
+_WIDE_HEADER = (
+    _HEADER.replace("engine.arithmetic import", "engine.arithmetic64 import")
+    .replace("f32, i32, u8, u32", "f64, i64, u8, u32")
+    .replace("_f = np.float32", "_f = np.float64")
+)
+
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Rows of a block that hold the values of a model; a row has BLOCK 32-bit words."""
+    """Rows of a block that hold the values of a model.
+
+    A row has BLOCK 32-bit words; in networks in float64 it has 64-bit words, whole numbers among them, and the two
+    halves of the random stream share a row.
+    """
 
     states: tuple[str, ...]
     is_integer: tuple[bool, ...]
-    stream: int | None  # the first of the two rows of the random stream
+    stream: int | None  # the first of the two rows of the random stream (in float64 there is one)
     current: int | None  # the row of a current that differs between neurons
     rows: int
+    inputs: tuple[str, ...] = ()  # rate inputs
+    first_input: int = 0  # the row of the first of them
     parameters: tuple[str, ...] = ()  # the last rows: constants that differ between neurons, which are only read
     parameter_is_integer: tuple[bool, ...] = ()
+    is_wide: bool = False
 
     @classmethod
     def of(cls, model: NeuronModel, *, poisson: bool, current: bool) -> BlockLayout:
         rows = len(model.states)
         stream = None
         if poisson or model.draws:
-            stream, rows = rows, rows + 2
+            stream, rows = rows, rows + (1 if model.is_wide else 2)
         own_current = None
         if current:
             own_current, rows = rows, rows + 1
-        rows += len(model.rows)
+        first_input = rows
+        rows += len(model.rate_inputs) + len(model.rows)
         return cls(
             states=tuple(model.states),
             is_integer=tuple(isinstance(value, int) for value in model.states.values()),
             stream=stream,
             current=own_current,
             rows=rows,
+            inputs=model.rate_inputs,
+            first_input=first_input,
             parameters=tuple(model.rows),
             parameter_is_integer=tuple(row.is_integer for row in model.rows.values()),
+            is_wide=model.is_wide,
         )
+
+    @property
+    def row_bytes(self) -> int:
+        return BLOCK * (8 if self.is_wide else 4)
 
     @property
     def first_parameter(self) -> int:
@@ -140,7 +165,8 @@ def update_function(
     Its C signature is void update(block, accumulators, flags, n, constants, current_pa, step). `accumulators` holds
     BLOCK int32 for each receptor, then for each additional accumulator (of the receptors `extra`); they are read and
     set to 0. `flags` gets a byte for each neuron, 1 if it spikes. `constants` are 32-bit words: a scale for each
-    accumulator, the model's constants in the order of `constants`, and its signals.
+    accumulator, the model's constants in the order of `constants`, and its signals. In networks in float64 accumulators
+    and constants have 64 bits, and the last constant is the current.
     """
     return generated_update(model, layout, constants, extra).compiled()
 
@@ -175,26 +201,32 @@ def _update_source(
     model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int], extra: tuple[int, ...]
 ) -> str:
     rows = len(model.receptors) + len(extra)
-    function = unrolled(typed_function(model, constants))
+    function, tables = _with_tables(unrolled(typed_function(model, constants)))
     results = [f"new_{name}" for name in layout.states]
-    lines = [_HEADER, ""]
+    wide = layout.is_wide
+    lines = [_WIDE_HEADER if wide else _HEADER, *tables, "", ""]
     if len(_returns(function)) > 1:
         function.name = "advance_neuron"
         lines += ["", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
+    floats, ints = ("f64", "i64") if wide else ("f32", "i32")
+    whole, stored_whole, smallest = ("_i({})", "_l", 1e-300) if wide else ("{}", "_i", 1e-30)
     lines += [
         "def update(block, accumulators, flags, n, constants, current_pa, step):",
         "    widest_vectors()",
-        f"    F = f32(block, {layout.rows * BLOCK})",
-        f"    I = i32(block, {layout.rows * BLOCK})",
-        f"    U = u32(block, {layout.rows * BLOCK})",
-        f"    A = i32(accumulators, {max(1, rows) * BLOCK})",
+        f"    F = {floats}(block, {layout.rows * BLOCK})",
+        f"    I = {ints}(block, {layout.rows * BLOCK})",
+        f"    U = u32(block, {layout.rows * layout.row_bytes // 4})",
+        f"    A = {ints}(accumulators, {max(1, rows) * BLOCK})",
         f"    G = u8(flags, {BLOCK})",
-        "    CF = f32(constants, 256)",
-        "    CI = i32(constants, 256)",
+        f"    CF = {floats}(constants, {CONSTANTS})",
+        f"    CI = {ints}(constants, {CONSTANTS})",
     ]
+    if wide:
+        lines.append(f"    current_pa = CF[{CONSTANTS - 1}]")
     lines += [f"    scale_{r} = CF[{r}]" for r in range(rows)]
     for position, (name, value) in enumerate(constants.items(), start=rows):
-        lines.append(f"    c_{name} = {'CI' if isinstance(value, int) else 'CF'}[{position}]")
+        read = whole.format(f"CI[{position}]") if isinstance(value, int) else f"CF[{position}]"
+        lines.append(f"    c_{name} = {read}")
     for position, name in enumerate(model.signals, start=rows + len(constants)):
         lines.append(f"    c_{name} = CF[{position}]")
     if model.takes("t_ms"):
@@ -204,33 +236,35 @@ def _update_source(
     body: list[str] = []
     given: dict[str, str] = {name: f"c_{name}" for name in (*constants, *model.signals)}
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
-        given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
+        given[name] = whole.format(f"I[{row * BLOCK} + k]") if integer else f"F[{row * BLOCK} + k]"
     own = zip(layout.parameters, layout.parameter_is_integer, strict=True)
     for row, (name, integer) in enumerate(own, start=layout.first_parameter):
-        given[name] = f"{'I' if integer else 'F'}[{row * BLOCK} + k]"
+        given[name] = whole.format(f"I[{row * BLOCK} + k]") if integer else f"F[{row * BLOCK} + k]"
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"_f(A[{place * BLOCK} + k]) * scale_{place}" for place in places)
+    for place, name in enumerate(layout.inputs, start=layout.first_input):
+        given[name] = f"F[{place * BLOCK} + k]"
     given |= {name: source for name, source in _FROM_ENGINE.items() if model.takes(name)}
     if layout.current is not None:
         given["current_pa"] = f"current_pa + F[{layout.current * BLOCK} + k]"
     for name, kind in model.draws.items():
         assert layout.stream is not None
-        body += _draw(layout.stream * BLOCK)
+        body += _draw(layout.stream * layout.row_bytes // 4)
         body.append(f"d_{name} = {_DRAWN[kind]}")
         given[name] = f"d_{name}"
     if len(_returns(function)) > 1:
         body.append(f"spike, {', '.join(results)} = advance_neuron({', '.join(given[a] for a in model.arguments)})")
     else:
         body += _in_place(function, given, ["spike", *results])
-    body += [f"A[{r * BLOCK} + k] = _i(0)" for r in range(rows)]
+    body += [f"A[{r * BLOCK} + k] = {stored_whole}(0)" for r in range(rows)]
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
         if integer:
-            body.append(f"I[{row * BLOCK} + k] = _i(new_{name})")
+            body.append(f"I[{row * BLOCK} + k] = {stored_whole}(new_{name})")
         else:
             # Decaying states must not end in denormal numbers, on which processors are many times slower.
             body.append(f"stored = _f(new_{name})")
-            body.append(f"F[{row * BLOCK} + k] = _f(0.0) if abs(stored) < _f(1e-30) else stored")
+            body.append(f"F[{row * BLOCK} + k] = _f(0.0) if abs(stored) < _f({smallest}) else stored")
     body.append("G[k] = np.uint8(spike)")
     lines += ["        " + line for line in body]
     return "\n".join(lines) + "\n"
@@ -238,6 +272,61 @@ def _update_source(
 
 def _returns(function: ast.FunctionDef) -> list[ast.Return]:
     return [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+
+
+def _with_tables(function: ast.FunctionDef) -> tuple[ast.FunctionDef, list[str]]:
+    """Return a function with names in place of its tables, and the source that these names are defined by.
+
+    LLVM does not vectorise loops with loads of entries. A small table is therefore a function, which selects an entry
+    by the bits of the index, and a large one an array.
+    """
+    made = _Tables({one.id for one in ast.walk(function) if isinstance(one, ast.Name)})
+    return made.visit(function), made.lines
+
+
+class _Tables(ast.NodeTransformer):
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._names: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "entry" and isinstance(node.args[0], ast.Tuple):
+            entries = [ast.unparse(one) for one in node.args[0].elts]
+            whole = all(isinstance(one, ast.Constant) and isinstance(one.value, int) for one in node.args[0].elts)
+            kind, text = "_i" if whole else "_f", ", ".join(entries)
+            if text not in self._names:
+                name = f"table_{len(self._names)}"
+                while name in self._taken:
+                    name = f"_{name}"
+                self._names[text] = name
+                if len(entries) > _MOST_SELECTED:
+                    self.lines.append(f"{name} = np.array(({text}), {kind})")
+                else:
+                    self.lines += _selection(name, [f"{kind}({one})" for one in entries])
+            table = ast.Name(self._names[text], ast.Load())
+            if len(entries) <= _MOST_SELECTED:
+                return ast.Call(table, [ast.Call(ast.Name("_i", ast.Load()), [node.args[1]], [])], [])
+            node.args[0] = table
+        return node
+
+
+def _selection(name: str, entries: Sequence[str]) -> list[str]:
+    """Return the source of a function that returns an entry by the bits of its index, without branches or loads."""
+    lines = ["", "", '@inner_function(error_model="numpy", inline=True)', f"def {name}(i):"]
+    level = [*entries]
+    bit = 0
+    while len(level) > 1:
+        lines.append(f"    b{bit} = (i & _i({1 << bit})) != _i(0)")
+        above = []
+        for place in range(0, len(level) - 1, 2):
+            made = f"e{bit}_{place}"
+            lines.append(f"    {made} = {level[place + 1]} if b{bit} else {level[place]}")
+            above.append(made)
+        level = above + level[2 * len(above) :]
+        bit += 1
+    return [*lines, f"    return {level[0]}"]
 
 
 def _in_place(function: ast.FunctionDef, given: Mapping[str, str], results: list[str]) -> list[str]:

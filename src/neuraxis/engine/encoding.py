@@ -42,7 +42,7 @@ from neuraxis.network.rules import (
 )
 
 __all__ = [
-    "Drawn",
+    "EncodedDistribution",
     "EncodedRule",
     "encode_rule",
     "in_degrees_of_total",
@@ -60,7 +60,7 @@ _COUNT_ONLY = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class EncodedDistribution:
     """A distribution as (kind, parameters, given values) for the kernels."""
 
     kind: int
@@ -68,7 +68,7 @@ class Drawn:
     values: NDArray[np.float64]
 
     @classmethod
-    def of(cls, distribution: Distribution) -> Drawn:
+    def of(cls, distribution: Distribution) -> EncodedDistribution:
         values = np.zeros(0)
         low, high, redraw = -np.inf, np.inf, 0.0
         if isinstance(distribution, Constant):
@@ -107,18 +107,19 @@ def encode_rule(projection: Projection, part: Slice, seed: int, *, totals: bool 
     """
     rule, n_pre = projection.rule, projection.pre.n
     no_self = int(projection.same_population and not getattr(rule, "autapses", True))
-    distinct = int(not getattr(rule, "multapses", True))
+    all_distinct = int(not getattr(rule, "multapses", True))
 
-    def words(kind: int, share: int = 0, distinct: int = distinct) -> NDArray[np.int64]:
+    def words(kind: int, share: int = 0, all_distinct: int = all_distinct) -> NDArray[np.int64]:
         groups = getattr(rule, "groups", 1)
-        return np.array([kind, projection.index, n_pre, no_self, distinct, share, groups, projection.post.n], np.int64)
+        n_post = projection.post.n
+        return np.array([kind, projection.index, n_pre, no_self, all_distinct, share, groups, n_post], np.int64)
 
     if isinstance(rule, OneToOne):
         return EncodedRule(words(drawing.ONE_TO_ONE), 1)
     if isinstance(rule, AllToAll):
         return EncodedRule(words(drawing.ALL_TO_ALL), n_pre)
     if isinstance(rule, PairwiseBernoulli):
-        return EncodedRule(words(drawing.BERNOULLI, round(rule.p * 2**32), distinct=1), n_pre)
+        return EncodedRule(words(drawing.BERNOULLI, round(rule.p * 2**32), all_distinct=1), n_pre)
     if isinstance(rule, FixedInDegree):
         return EncodedRule(words(drawing.IN_DEGREE), rule.k, counts=np.full(part.n, rule.k, np.int64))
     if isinstance(rule, FixedTotalNumber) and rule.multapses:
@@ -131,7 +132,7 @@ def encode_rule(projection: Projection, part: Slice, seed: int, *, totals: bool 
         order = np.arange(len(pre))
     elif isinstance(rule, FixedOutDegree):
         pre, post = list_out_degree(
-            rule.k, n_pre, projection.post.n, part.first, part.last, no_self, distinct, seed, projection.index
+            rule.k, n_pre, projection.post.n, part.first, part.last, no_self, all_distinct, seed, projection.index
         )
         order = np.arange(len(pre))
     else:
@@ -152,13 +153,15 @@ def initial_values(
     distribution: Distribution, seed: int, population: int, state: int, first: int, last: int
 ) -> NDArray[np.float64]:
     """Return the initial values of a state (its index in the model) for the neurons `first` to `last`."""
-    drawn = Drawn.of(distribution)
-    if drawn.kind == drawing.VALUES:
-        return drawn.values[first:last]
-    if drawn.kind == drawing.CONSTANT:
-        return np.full(last - first, drawn.parameters[0])
+    encoded = EncodedDistribution.of(distribution)
+    if encoded.kind == drawing.VALUES:
+        return encoded.values[first:last]
+    if encoded.kind == drawing.CONSTANT:
+        return np.full(last - first, encoded.parameters[0])
     out = np.empty(last - first)
-    _draw_initial(drawn.kind, drawn.parameters, np.uint64(seed), population * 256 + state, first, out, normal_table())
+    _draw_initial(
+        encoded.kind, encoded.parameters, np.uint64(seed), population * 256 + state, first, out, normal_table()
+    )
     return out
 
 

@@ -14,7 +14,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["array_of", "call_poisson", "call_update", "f32", "f64", "i32", "i64", "u8", "u32", "u64"]
+__all__ = ["array_of", "call_poisson", "call_update", "f32", "f64", "i32", "i64", "u8", "u16", "u32", "u64"]
 
 _INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 
@@ -44,7 +44,7 @@ def array_of(dtype: Any) -> Any:
     return array_at
 
 
-u8, i32, u32, i64, u64 = map(array_of, (np.uint8, np.int32, np.uint32, np.int64, np.uint64))
+u8, u16, i32, u32, i64, u64 = map(array_of, (np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64))
 f32, f64 = map(array_of, (np.float32, np.float64))
 
 

@@ -34,6 +34,9 @@ EVENT_NS = 1.0
 PLASTIC_EVENT_NS = 12.0
 EXPECTED_RATE_HZ = 5.0
 
+# A continuous synapse, in every step.
+RATE_SYNAPSE_NS = 0.5
+
 # An exchange between processes: the transfer of a cache line, and waiting for the slowest shard.
 EXCHANGE_NS = 3000.0
 
@@ -227,6 +230,11 @@ def step_cost_ns(network: Network, placement: Placement, load: Sequence[float]) 
         for projection in network.projections
         if len(homes[projection.pre.index] | homes[projection.post.index]) > 1
     ]
+    between += [
+        1 + network.delay_bounds_steps(projection)[0]
+        for projection in network.rate_projections
+        if len(homes[projection.pre.index] | homes[projection.post.index]) > 1
+    ]
     if len(placement) == 1:
         return busiest
     return busiest + EXCHANGE_NS / min([*between, LONGEST_LAG])
@@ -239,4 +247,6 @@ def expected_load(network: Network) -> list[float]:
         in_degree = projection.expected_synapses / projection.post.n
         cost = PLASTIC_EVENT_NS if projection.plasticity else EVENT_NS
         load[projection.post.index] += in_degree * EXPECTED_RATE_HZ * network.dt_ms * 1e-3 * cost
+    for projection in network.rate_projections:
+        load[projection.post.index] += projection.expected_synapses / projection.post.n * RATE_SYNAPSE_NS
     return load

@@ -8,6 +8,9 @@ Shards that hold distant regions synchronise once in many steps, whatever the de
 step t - lag(a, b), and b reads step s of a while it runs step s + lag(b, a). Everything has been read if
 slots >= lag(a, b) + lag(b, a).
 
+**Outputs.** Behind the spikes of a step a slot holds the outputs of the shard's neurons that continuous connections
+transmit (`engine/cpu/rates.py`), of all slices whose population is a source, in their order.
+
 **Packing.** `pack_steps` and `unpack_steps` carry spikes where no memory is shared. Received spikes are not trusted: an
 id of a neuron that the sender does not hold would index beyond its tables, so `spikes_are_valid` checks every number
 before anything is written.
@@ -39,8 +42,12 @@ __all__ = [
     "level_listeners",
     "links_between",
     "longest_delay",
+    "longest_rate_lag",
+    "pack_outputs",
     "pack_steps",
+    "rate_sources",
     "spikes_are_valid",
+    "unpack_outputs",
     "unpack_steps",
     "warm_up_packing",
 ]
@@ -74,6 +81,19 @@ def longest_delay(network: Network, listeners: Sequence[Listener] = ()) -> int:
     longest += [to_steps(one.delay_ms, network.dt_ms, "delay_ms") for one in network.modulations]
     longest += [one.depth_steps for one in listeners]
     return max(longest, default=1)
+
+
+def rate_sources(network: Network) -> frozenset[int]:
+    """Return the populations (indices) whose outputs continuous connections transmit."""
+    return frozenset(projection.pre.index for projection in network.rate_projections)
+
+
+def longest_rate_lag(network: Network) -> int:
+    """Return the longest lag of all continuous connections in steps; 0 if there are none.
+
+    The update to step t reads outputs of step t - lag. It begins at step t - 1, so the lag is one more than the delay.
+    """
+    return max((1 + network.delay_bounds_steps(projection)[1] for projection in network.rate_projections), default=0)
 
 
 def level_listeners(network: Network, placement: Placement) -> list[frozenset[int]]:
@@ -115,6 +135,8 @@ def links_between(network: Network, placement: Placement, listeners: Sequence[Li
 
     for projection in network.projections:
         link(holders[projection.post.index], projection.pre.index, network.delay_bounds_steps(projection)[0])
+    for rates in network.rate_projections:
+        link(holders[rates.post.index], rates.pre.index, 1 + network.delay_bounds_steps(rates)[0])
     trackers = level_listeners(network, placement)
     for one in network.modulations:
         delay = to_steps(one.delay_ms, network.dt_ms, "delay_ms")
@@ -135,7 +157,7 @@ def lags_between(network: Network, placement: Placement, listeners: Sequence[Lis
 class SpikeBuffers:
     """The spike buffers of all shards: addresses in memory that shards may share.
 
-    A slot holds the spikes of one step: int32 offsets by population, then ids.
+    A slot holds the spikes of one step, int32 offsets by population and ids, then the float32 outputs.
 
     Attributes
     ----------
@@ -147,6 +169,8 @@ class SpikeBuffers:
         See `lags_between`.
     slots : int
         Slots of each buffer.
+    output_places, output_counts : array of int64, shape (shards,)
+        Position of the outputs in a slot of each buffer, in words of 4 bytes, and their number.
     keep : object
         The owner of the memory, kept alive.
     """
@@ -156,6 +180,8 @@ class SpikeBuffers:
     done: NDArray[np.int64]
     lags: Lags
     slots: int
+    output_places: NDArray[np.int64]
+    output_counts: NDArray[np.int64]
     keep: object = None
 
     def slot(self, shard: int, step: int) -> NDArray[np.int32]:
@@ -164,9 +190,17 @@ class SpikeBuffers:
         address = int(self.addresses[shard]) + (step % self.slots) * stride
         return np.ctypeslib.as_array((ctypes.c_int32 * (stride // 4)).from_address(address))
 
+    def outputs(self, shard: int) -> NDArray[np.float32]:
+        """Return the outputs in all slots of a shard's buffer, of shape (slots, outputs)."""
+        words = int(self.strides[shard]) // 4
+        memory = (ctypes.c_float * (self.slots * words)).from_address(int(self.addresses[shard]))
+        first = int(self.output_places[shard])
+        slots: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(self.slots, words)
+        return slots[:, first : first + int(self.output_counts[shard])]
+
     @staticmethod
     def stride_for(network: Network, slices: tuple[Slice, ...]) -> int:
-        size = 4 * (len(network.populations) + 1 + sum(part.n for part in slices))
+        size = 4 * (_output_place(network, slices) + _output_count(network, slices))
         return -(-size // 64) * 64
 
     @classmethod
@@ -181,7 +215,9 @@ class SpikeBuffers:
         strides = np.array([cls.stride_for(network, slices) for slices in placement], np.int64)
         starts = address + 64 * shards + np.concatenate(([0], np.cumsum(slots * strides)[:-1]))
         done = address + 64 * np.arange(shards, dtype=np.int64)
-        return cls(starts.astype(np.int64), strides, done, lags, slots, keep)
+        places = np.array([_output_place(network, slices) for slices in placement], np.int64)
+        counts = np.array([_output_count(network, slices) for slices in placement], np.int64)
+        return cls(starts.astype(np.int64), strides, done, lags, slots, places, counts, keep)
 
     @classmethod
     def private(cls, network: Network, placement: Placement, lags: Lags | None = None) -> SpikeBuffers:
@@ -197,6 +233,15 @@ def _slots(lags: Lags) -> int:
     return int((lags + lags.T).max()) + 2
 
 
+def _output_place(network: Network, slices: tuple[Slice, ...]) -> int:
+    return len(network.populations) + 1 + sum(part.n for part in slices)
+
+
+def _output_count(network: Network, slices: tuple[Slice, ...]) -> int:
+    sources = rate_sources(network)
+    return sum(part.n for part in slices if part.population in sources)
+
+
 def pack_steps(
     buffers: SpikeBuffers, shard: int, populations: int, first: int, last: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
@@ -206,6 +251,24 @@ def pack_steps(
     after, ids = np.empty(n, np.uint16), np.empty(n, np.int32)
     _pack(address, stride, buffers.slots, populations, first, last, after, ids)
     return after, ids
+
+
+def pack_outputs(buffers: SpikeBuffers, shard: int, first: int, last: int) -> NDArray[np.float32]:
+    """Return a shard's outputs in the steps first..last, one after the other; empty if it has none."""
+    if not buffers.output_counts[shard]:
+        return np.zeros(0, np.float32)
+    return buffers.outputs(shard)[np.arange(first, last + 1) % buffers.slots].reshape(-1)
+
+
+def unpack_outputs(
+    buffers: SpikeBuffers, shard: int, first: int, last: int, values: NDArray[np.float32], earliest: int
+) -> None:
+    """Write the outputs of the steps first..last, from `earliest` on, to the buffer of a shard; 0 if there are none."""
+    if not buffers.output_counts[shard] or last < earliest:
+        return
+    begin = max(first, earliest)
+    given = values.reshape(last - first + 1, -1)[begin - first :] if values.size else np.float32(0.0)
+    buffers.outputs(shard)[np.arange(begin, last + 1) % buffers.slots] = given
 
 
 def spikes_are_valid(after: NDArray[np.uint16], ids: NDArray[np.int32], steps: int, held: NDArray[np.int64]) -> bool:
@@ -235,7 +298,8 @@ def unpack_steps(
 
 
 def clear_steps(buffers: SpikeBuffers, shard: int, populations: int, first: int, last: int) -> None:
-    """Write empty steps first..last to the buffer of a shard."""
+    """Write empty steps first..last to the buffer of a shard, without spikes and with outputs of 0."""
+    unpack_outputs(buffers, shard, first, last, np.zeros(0, np.float32), first)
     _clear(int(buffers.addresses[shard]), int(buffers.strides[shard]), buffers.slots, populations, first, last)
 
 

@@ -10,8 +10,8 @@ Static synapses are not part of the state: they are drawn again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine import tables as w
 from neuraxis.engine.cpu.plastic_tables import PlasticTable
+from neuraxis.engine.cpu.rates import Outputs
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.neurons import NeuronPart
 from neuraxis.engine.random import GOLDEN
@@ -51,7 +52,10 @@ class Piece:
 
 @dataclass
 class ShardState:
-    """The exported state of a shard; `spike_steps` and `spike_ids` are the spikes that are still in transit."""
+    """The exported state of a shard.
+
+    `spike_steps` and `spike_ids` are the spikes that are still in transit, `outputs` (by population) the outputs.
+    """
 
     step: int
     populations: dict[int, Piece]
@@ -67,6 +71,7 @@ class ShardState:
     pending_ids: NDArray[np.int64]
     silent: NDArray[np.int64]  # populations
     frozen: NDArray[np.int64]  # projections
+    outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
 class Saved(Protocol):
@@ -93,6 +98,9 @@ class Saved(Protocol):
     def sources(self, projection: int) -> Mapping[str, Array]:
         """Return the state of the segments of a projection."""
 
+    def outputs(self, population: int) -> Sequence[Outputs]:
+        """Return the outputs in transit that were saved of a population."""
+
 
 def export_state(shard: Shard) -> ShardState:
     """Return a complete copy of the state of a shard."""
@@ -114,6 +122,7 @@ def export_state(shard: Shard) -> ShardState:
         pending_ids=pending_ids,
         silent=np.array(sorted(shard.silent), np.int64),
         frozen=np.array(sorted(shard.frozen), np.int64),
+        outputs=shard.rates.export(shard.step),
     )
 
 
@@ -128,8 +137,7 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
         for name in part.layout.states:
             part.put_state(name, given[name])
         if part.layout.stream is not None:
-            part.put_row(part.layout.stream, np.ascontiguousarray(given[STREAM][:, 0]))
-            part.put_row(part.layout.stream + 1, np.ascontiguousarray(given[STREAM][:, 1]))
+            part.put_streams(np.ascontiguousarray(given[STREAM], np.uint32).T)
         part.spike_counts[:] = given[COUNTS]
     for table in shard.plastic:
         _install_table(table, saved)
@@ -145,6 +153,7 @@ def install_state(shard: Shard, saved: Saved, totals: bool | None = None) -> Non
     shard.control["recorded"] = 0
     shard.control["sampled"] = 0
     _put_spikes_in_transit(shard, saved)
+    shard.rates.install(saved)
     shard.schedule_again(saved.step)
     shard.forget_injected()
     shard.resume(saved.step)
@@ -193,7 +202,7 @@ def _export_part(part: NeuronPart) -> Piece:
     arrays: dict[str, Array] = {name: part.state(name) for name in part.layout.states}
     arrays[COUNTS] = part.spike_counts.copy()
     if part.layout.stream is not None:
-        arrays[STREAM] = np.stack([part.row(part.layout.stream), part.row(part.layout.stream + 1)], axis=1)
+        arrays[STREAM] = np.ascontiguousarray(part.streams().T)
     return Piece(part.part.first, part.part.last, arrays)
 
 

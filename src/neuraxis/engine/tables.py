@@ -32,11 +32,13 @@ CONTROL: Final = np.dtype(
         ("done", _ADDRESS),  # int64[workers]: addresses of the last step that each worker published
         ("lags", _ADDRESS),  # int64[workers]: step t needs the spikes of a worker up to step t - lag
         ("flags", _ADDRESS),  # uint8[BLOCK + 8]
+        ("wide", _NUMBER),  # 1: a network in float64: 64-bit blocks, accumulators, constants and samples
+        ("poisson_counts", _ADDRESS),  # int32[BLOCK], zero between uses; of networks in float64
         ("record", _ADDRESS),  # uint64[record room]: step << 32 | id
         ("record_room", _NUMBER),
         ("recorded", _NUMBER),
         ("largest_step_record", _NUMBER),  # most spikes that one step can record
-        ("samples", _ADDRESS),  # float32[sample room]
+        ("samples", _ADDRESS),  # uint32[sample room]: a word, or two, for each sample
         ("sample_room", _NUMBER),
         ("sampled", _NUMBER),
         ("largest_step_sample", _NUMBER),
@@ -64,7 +66,16 @@ CONTROL: Final = np.dtype(
         ("unstable_part", _NUMBER),  # slice of the first such neuron
         ("unstable_neuron", _NUMBER),  # the neuron, within its slice
         ("unstable_state", _NUMBER),  # its first such state
-        ("unstable_bits", _NUMBER),  # bits of the state's float32
+        ("unstable_bits", _NUMBER),  # bits of the state
+        ("ring", _ADDRESS),  # float32[output slots, columns]: recent outputs, for continuous connections
+        ("output_slots", _NUMBER),  # a power of two above the longest lag; 0: no continuous connections
+        ("columns", _NUMBER),
+        ("rate_tables", _ADDRESS),  # RATE_TABLE[rate_tables_count]
+        ("rate_tables_count", _NUMBER),
+        ("outputs", _ADDRESS),  # OUTPUT[outputs_count]
+        ("outputs_count", _NUMBER),
+        ("output_copies", _ADDRESS),  # OUTPUT_COPY[output_copies_count]
+        ("output_copies_count", _NUMBER),
     ]
 )
 
@@ -98,7 +109,7 @@ SLICE: Final = np.dtype(
         ("counts", _ADDRESS),  # int32[n]: spikes of each neuron so far
         ("silent", _NUMBER),  # 1: neurons are not updated and do not spike
         ("ticks", _NUMBER),  # clock ticks in timed steps
-        ("floats", _ADDRESS),  # int64[float count]: rows of float32 states
+        ("floats", _ADDRESS),  # int64[float count]: rows of states that are floats
         ("float_count", _NUMBER),
     ]
 )
@@ -120,8 +131,8 @@ CURRENT: Final = np.dtype(
     [
         ("start", _NUMBER),
         ("stop", _NUMBER),
-        ("bits", _NUMBER),  # float32 bits of an amplitude for all neurons
-        ("values", _ADDRESS),  # float32[n] for amplitudes that differ, else 0
+        ("bits", _NUMBER),  # float32 bits of an amplitude for all neurons; in float64 the address of a float64
+        ("values", _ADDRESS),  # float32[n] (float64[n]) for amplitudes that differ, else 0
     ]
 )
 
@@ -130,6 +141,7 @@ STATIC_TABLE: Final = np.dtype(
     [
         ("index", _ADDRESS),  # uint32
         ("words_address", _ADDRESS),
+        ("weights", _ADDRESS),  # int64[synapses]: in networks in float64 the weights, which the words lack; else 0
         ("wide", _NUMBER),
         ("classes", _NUMBER),
         ("delays", _ADDRESS),  # int64[classes]
@@ -140,6 +152,48 @@ STATIC_TABLE: Final = np.dtype(
         ("due", _ADDRESS),  # int64[slots]: number of segments in each slot
         ("room", _NUMBER),
         ("most", _NUMBER),  # upper bound of `due`
+    ]
+)
+
+# The continuous connections of one projection onto a slice, ordered by target, source and delay.
+RATE_TABLE: Final = np.dtype(
+    [
+        ("blocks", _ADDRESS),  # of the targets
+        ("block_bytes", _NUMBER),
+        ("row", _NUMBER),  # offset of the input in a block
+        ("n", _NUMBER),
+        ("adds", _NUMBER),  # 1: an earlier table has begun the sums of this input
+        ("starts", _ADDRESS),  # int64[n + 1]
+        ("sources", _ADDRESS),  # uint32[synapses]: column in the ring
+        ("classes", _ADDRESS),  # uint16[synapses]: index of the lag, if there are several
+        ("weights", _ADDRESS),  # float32[synapses]
+        ("lags", _ADDRESS),  # int64[lag count]: step t reads the outputs of step t - lag
+        ("places", _ADDRESS),  # int64[lag count], scratch: position of that row in the ring
+        ("lag_count", _NUMBER),
+    ]
+)
+
+# A slice whose outputs are published.
+OUTPUT: Final = np.dtype(
+    [
+        ("blocks", _ADDRESS),
+        ("block_bytes", _NUMBER),
+        ("row", _NUMBER),  # offset of the state in a block
+        ("n", _NUMBER),
+        ("place", _NUMBER),  # position in a slot of the spike buffer, in words
+        ("part", _NUMBER),  # index of the slice
+        ("first_id", _NUMBER),
+    ]
+)
+
+# Outputs of a slice of any shard that are copied to the ring.
+OUTPUT_COPY: Final = np.dtype(
+    [
+        ("worker", _NUMBER),
+        ("population", _NUMBER),
+        ("place", _NUMBER),  # position in a slot of the worker's spike buffer, in words
+        ("column", _NUMBER),
+        ("n", _NUMBER),
     ]
 )
 
@@ -158,6 +212,7 @@ PLASTIC_TABLE: Final = np.dtype(
         ("synapses", _NUMBER),
         ("accumulators", _ADDRESS),  # of the receptor, for the first block of the target slice
         ("accumulator_stride", _NUMBER),  # accumulators between consecutive blocks
+        ("wide_sums", _NUMBER),  # 1: accumulators are int64
         ("parameters", _ADDRESS),  # float32
         ("last", _ADDRESS),  # int32[segments]: step of the last source spike that arrived
         ("applied", _ADDRESS),  # int32[segments]: target spikes up to this step have been applied
@@ -257,6 +312,7 @@ CHECK_FACTOR: Final = 0x9E3779B1
 
 # A float32 is infinite or NaN if its bits without the sign are at least this.
 NOT_FINITE: Final = 0x7F800000
+NOT_FINITE_64: Final = 0x7FF0000000000000
 
 # The time of each part of a step is measured in one of this many steps.
 TIMED_EVERY: Final = 32

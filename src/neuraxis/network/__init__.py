@@ -35,7 +35,7 @@ from neuraxis.network.plasticity import (
     nmda_saturation,
 )
 from neuraxis.network.population import Population
-from neuraxis.network.projection import Projection
+from neuraxis.network.projection import Projection, RateProjection
 from neuraxis.network.rules import (
     AllToAll,
     Explicit,
@@ -71,6 +71,7 @@ __all__ = [
     "Population",
     "Probe",
     "Projection",
+    "RateProjection",
     "RewardSTDP",
     "Rhythm",
     "Rule",
@@ -78,6 +79,7 @@ __all__ = [
     "TsodyksMarkram",
     "Uniform",
     "Values",
+    "equations",
     "library",
     "models",
     "neuron_model",
@@ -87,12 +89,13 @@ __all__ = [
 
 if TYPE_CHECKING:
     from neuraxis.network import library, models
+    from neuraxis.network.symbolic.model import equations
 else:
     from neuraxis.imports import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {},
+        {"neuraxis.network.symbolic.model": ["equations"]},
         modules=["library", "models"],
         deprecated={
             "Contribution": "neuraxis.network.fixed_point",

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Context, Decimal
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, overload
@@ -25,7 +27,23 @@ import numpy as np
 from neuraxis.arguments import Floats
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["cos", "exp", "expm1", "exprel", "float32", "log", "log1p", "power", "sin", "sqrt", "tanh"]
+__all__ = [
+    "cos",
+    "exp",
+    "expm1",
+    "exprel",
+    "float32",
+    "log",
+    "log1p",
+    "normal",
+    "power",
+    "random",
+    "sin",
+    "sqrt",
+    "tanh",
+]
+
+_is_wide: ContextVar[bool] = ContextVar("is_wide", default=False)
 
 # Twice the digits of a float64, so that only the final rounding to float64 matters.
 _CONTEXT = Context(prec=36)
@@ -277,7 +295,9 @@ def float32(x: float) -> float: ...
 @overload
 def float32(x: Floats) -> Floats: ...
 def float32(x: float | Floats) -> float | Floats:
-    """Round x to float32, as kernels store it."""
+    """Round x to float32, as kernels store it; in constants of a network in float64 return it unchanged."""
+    if _is_wide.get():
+        return x
     if isinstance(x, np.ndarray):
         return x.astype(np.float32).astype(np.float64)
     return float(struct.unpack("f", struct.pack("f", x))[0])
@@ -287,3 +307,77 @@ def float32(x: float | Floats) -> float | Floats:
 def sqrt(x: float) -> float:
     """Return the square root, which IEEE 754 rounds correctly everywhere."""
     return math.sqrt(x)
+
+
+def normal() -> float:
+    """Draw a standard normal number in the function of a neuron model.
+
+    Each place of a call is one draw for each neuron and step, whether or not it is reached. The number of draws of a
+    model is constant: calls in a `while`, or in a loop over other than a constant range or table, are refused.
+
+    Returns
+    -------
+    float
+        A float32 with mean 0 and variance 1, between -6.23 and 6.23.
+
+    Raises
+    ------
+    InvalidArgument
+        It was called outside the function of a model.
+
+    Examples
+    --------
+    ::
+
+        @neuron_model(states={"v_mv": -65.0, "i_pa": 0.0}, parameters={"sigma_mv": 0.5, "sigma_pa": 20.0})
+        def noisy(v_mv, i_pa, sigma_mv, sigma_pa):
+            i_pa = 0.98 * i_pa + sigma_pa * normal()
+            v_mv = v_mv + 0.005 * (-65.0 - v_mv) + 0.001 * i_pa + sigma_mv * normal()
+            spike = v_mv > -50.0
+            return spike, -65.0 if spike else v_mv, i_pa
+    """
+    raise _outside("normal")
+
+
+def random() -> float:
+    """Draw a number that is uniform in [0, 1) in the function of a neuron model.
+
+    As for `normal`, each place of a call is one draw for each neuron and step.
+
+    Returns
+    -------
+    float
+        A float32, a multiple of 2**-24.
+
+    Raises
+    ------
+    InvalidArgument
+        It was called outside the function of a model.
+
+    Examples
+    --------
+    ::
+
+        @neuron_model(states={"open": 0}, parameters={"p_open": 0.01, "p_close": 0.1})
+        def channel(open, p_open, p_close):
+            open = (random() >= p_close) if open else (random() < p_open)
+            return False, open
+    """
+    raise _outside("random")
+
+
+def _outside(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name}() was called outside the function of a neuron model, where a random number belongs to no neuron. Call "
+        "it in the function; on the host, use a generator of NumPy."
+    )
+
+
+@contextmanager
+def stored_as(precision: str) -> Iterator[None]:
+    """Within this, `float32` rounds only if kernels store numbers with this precision, "float32" or "float64"."""
+    before = _is_wide.set(precision == "float64")
+    try:
+        yield
+    finally:
+        _is_wide.reset(before)

@@ -16,6 +16,8 @@ all weights that can arrive in one step to stay below 2**31 (below 2**30 where p
    source whose own weights need more range than one accumulator has (more than half a million equal weights) keeps
    fewer than 12 bits, but at least 8.
 
+Networks in float64 sum in 64-bit integers, with 52 bits for the smallest weights (at least 32).
+
 No sum can therefore overflow while a network runs, whichever neurons fire together.
 """
 
@@ -28,8 +30,10 @@ from dataclasses import dataclass
 from neuraxis.errors import InvalidArgument
 
 __all__ = [
-    "SUM_LIMIT",
+    "SUMS",
+    "WIDE_SUMS",
     "Contribution",
+    "FixedPoint",
     "Scales",
     "check_range",
     "choose_exponent",
@@ -38,11 +42,7 @@ __all__ = [
     "poisson_count_bound",
 ]
 
-LOWEST_BITS = 12
-ENOUGH_BITS = 20
 FEWEST_BITS = 8  # for a source that has an accumulator of its own
-SUM_BITS = 31
-SUM_LIMIT = 2**SUM_BITS
 
 # Per receptor. Four of them span more than the range of float32.
 MOST_ACCUMULATORS = 4
@@ -50,11 +50,31 @@ MOST_ACCUMULATORS = 4
 # A sum exceeds `likely_sum` with probability exp(-UNLIKELY).
 UNLIKELY = 100.0
 
-# Bound of the relative increase of a 12-bit weight by rounding (twice what is possible).
-ROUNDING = 2.0**-LOWEST_BITS
-
 # 2**exponent and weights divided by it must be float32 numbers.
-LOWEST_EXPONENT, HIGHEST_EXPONENT = -100, 90
+HIGHEST_EXPONENT = 90
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The integers in which weights are summed."""
+
+    sum_bits: int  # of a sum, without sign
+    lowest_bits: int  # of the smallest weights
+    enough_bits: int
+    lowest_exponent: int
+
+    @property
+    def limit(self) -> int:
+        return 2**self.sum_bits  # type: ignore[no-any-return]
+
+    @property
+    def rounding(self) -> float:
+        """Bound of the relative increase of a weight of `lowest_bits` by rounding (twice what is possible)."""
+        return 2.0**-self.lowest_bits
+
+
+SUMS = FixedPoint(sum_bits=31, lowest_bits=12, enough_bits=20, lowest_exponent=-100)
+WIDE_SUMS = FixedPoint(sum_bits=62, lowest_bits=32, enough_bits=52, lowest_exponent=-120)  # of networks in float64
 
 
 @dataclass(frozen=True)
@@ -130,14 +150,14 @@ def likely_sum(mean_count: float, typical: float, largest: float) -> float:
     return mean + math.sqrt(2 * UNLIKELY * mean * largest) + 2 * UNLIKELY * largest / 3
 
 
-def choose_scales(contributions: Sequence[Contribution]) -> Scales:
+def choose_scales(contributions: Sequence[Contribution], sums: FixedPoint = SUMS) -> Scales:
     """Return the accumulators of a receptor; raise if no accumulators can represent the weights."""
     everywhere = (0,) * len(contributions)
     relevant = [place for place, one in enumerate(contributions) if one.matters]
     if not relevant:
         return Scales((0,), everywhere, True)
     for proven in (True, False):
-        exponent = _exponent([contributions[place] for place in relevant], proven)
+        exponent = _exponent([contributions[place] for place in relevant], proven, sums)
         if exponent is not None:
             return Scales((exponent,), everywhere, proven)
     # Group the sources from the strongest to the weakest; a source that would lose precision starts a new group.
@@ -145,7 +165,7 @@ def choose_scales(contributions: Sequence[Contribution]) -> Scales:
     groups: list[list[int]] = []
     for place in relevant:
         grown = [*groups[-1], place] if groups else [place]
-        if groups and _exponent([contributions[one] for one in grown], False) is not None:
+        if groups and _exponent([contributions[one] for one in grown], False, sums) is not None:
             groups[-1] = grown
         else:
             groups.append([place])
@@ -158,11 +178,11 @@ def choose_scales(contributions: Sequence[Contribution]) -> Scales:
     exponents, places, proven = [], [0] * len(contributions), True
     for number, group in enumerate(groups):
         members = [contributions[one] for one in group]
-        chosen = _exponent(members, False)
-        exponents.append(_coarse_exponent(members[0]) if chosen is None else chosen)
-        rounding = 2.0**-FEWEST_BITS if chosen is None else ROUNDING
+        chosen = _exponent(members, False, sums)
+        exponents.append(_coarse_exponent(members[0], sums) if chosen is None else chosen)
+        rounding = 2.0**-FEWEST_BITS if chosen is None else sums.rounding
         largest_sum = (1 + rounding) * math.fsum(one.most for one in members)
-        proven = proven and largest_sum < SUM_LIMIT * 2.0 ** exponents[-1]
+        proven = proven and largest_sum < sums.limit * 2.0 ** exponents[-1]
         for one in group:
             places[one] = number
     return Scales(tuple(exponents), tuple(places), proven)
@@ -194,7 +214,7 @@ def choose_exponent(contributions: Iterable[Contribution]) -> int:
     return choose_scales(list(contributions)).exponents[0]
 
 
-def check_range(population: str, receptor: str, contributions: Sequence[Contribution]) -> None:
+def check_range(population: str, receptor: str, contributions: Sequence[Contribution], sums: FixedPoint = SUMS) -> None:
     """Raise if no accumulators can represent the weights that arrive at a receptor.
 
     Parameters
@@ -203,6 +223,8 @@ def check_range(population: str, receptor: str, contributions: Sequence[Contribu
         Names for the error message.
     contributions : sequence of Contribution
         All projections and inputs of the receptor.
+    sums : FixedPoint
+        The integers in which weights are summed.
 
     Raises
     ------
@@ -214,7 +236,7 @@ def check_range(population: str, receptor: str, contributions: Sequence[Contribu
     >>> check_range("E", "input_pa", [Contribution("projection 'E->E'", 1.0, 1.0, count=100)])
     """
     try:
-        choose_scales(contributions)
+        choose_scales(contributions, sums)
     except InvalidArgument as error:
         raise InvalidArgument(f"receptor {receptor!r} of population {population!r}: {error}") from None
 
@@ -225,35 +247,35 @@ def poisson_count_bound(rate_hz: float, dt_ms: float) -> float:
     return mean + 12 * math.sqrt(mean) + 30 if mean > 0 else 0.0
 
 
-def _exponent(relevant: Sequence[Contribution], proven: bool) -> int | None:
+def _exponent(relevant: Sequence[Contribution], proven: bool, sums: FixedPoint) -> int | None:
     """Return the smallest safe exponent, or None; with `proven` it is safe whatever is drawn."""
     weakest = min(relevant, key=lambda one: one.typical)
     if weakest.typical <= 0:
         raise InvalidArgument(f"{weakest.source}: a typical weight of {weakest.typical}: must be above 0")
-    total = (1 + ROUNDING) * math.fsum(one.most if proven else min(one.likely, one.most) for one in relevant)
-    finest = _floor_log2(weakest.typical) - ENOUGH_BITS
-    coarsest = finest + ENOUGH_BITS - LOWEST_BITS
-    safe = _floor_log2(total) + 2 - SUM_BITS  # the sum is below 2**30
+    total = (1 + sums.rounding) * math.fsum(one.most if proven else min(one.likely, one.most) for one in relevant)
+    finest = _floor_log2(weakest.typical) - sums.enough_bits
+    coarsest = finest + sums.enough_bits - sums.lowest_bits
+    safe = _floor_log2(total) + 2 - sums.sum_bits  # the sum is below half of the limit
     exponent = max(finest, safe)
     if exponent - 1 == coarsest:
-        exponent = coarsest  # the sum is below 2**31
-    return None if exponent > coarsest else _checked(exponent, weakest)
+        exponent = coarsest  # the sum is below the limit
+    return None if exponent > coarsest else _checked(exponent, weakest, sums)
 
 
-def _coarse_exponent(one: Contribution) -> int:
+def _coarse_exponent(one: Contribution, sums: FixedPoint) -> int:
     """Return the exponent of a source that needs an accumulator of its own and keeps as many bits as fit."""
     total = min(one.likely, one.most)
-    exponent = _floor_log2((1 + 2.0**-FEWEST_BITS) * total) + 1 - SUM_BITS
+    exponent = _floor_log2((1 + 2.0**-FEWEST_BITS) * total) + 1 - sums.sum_bits
     if exponent > _floor_log2(one.typical) - FEWEST_BITS:
         raise InvalidArgument(
             f"{one.source}: {one.count:,.0f} spikes of weight {one.largest:g} can arrive in one step, beside which "
             f"weights of about {one.typical:g} are too small. Limit the weights with high=, or use fewer synapses."
         )
-    return _checked(exponent, one)
+    return _checked(exponent, one, sums)
 
 
-def _checked(exponent: int, weakest: Contribution) -> int:
-    if not LOWEST_EXPONENT <= exponent <= HIGHEST_EXPONENT:
+def _checked(exponent: int, weakest: Contribution, sums: FixedPoint) -> int:
+    if not sums.lowest_exponent <= exponent <= HIGHEST_EXPONENT:
         raise InvalidArgument(
             f"{weakest.source}: weights of about {weakest.typical:g} are beyond float32; use another unit"
         )

@@ -17,8 +17,10 @@ from types import FunctionType
 
 from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument
+from neuraxis.network.model_draws import DRAW_FUNCTIONS, marked_draw
 from neuraxis.network.model_language import FUNCTIONS
 from neuraxis.network.model_source import Definition, defined_by, located, placed, quoted
+from neuraxis.network.model_tables import with_tables
 
 __all__ = ["always_returns", "inline_functions"]
 
@@ -50,7 +52,7 @@ def inline_functions(function: Definition) -> ast.FunctionDef:
         A function calls itself, does not always return one value, returns within a loop, is called in the condition
         of a `while`, or its arguments do not match.
     """
-    made = copy.deepcopy(function.tree)
+    made = with_tables(copy.deepcopy(function.tree), function)
     taken = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
     made.body = _Inlining(function.name, taken).block(made.body, function, ())
     return ast.fix_missing_locations(made)
@@ -61,9 +63,33 @@ def _own_function(name: str, function: Definition) -> Definition | None:
     value = function.value_of(name)
     if isinstance(value, Definition):
         return value
-    if not isinstance(value, FunctionType) or (name in FUNCTIONS and value.__module__ == _OURS):
+    if not isinstance(value, FunctionType) or value.__module__ == _OURS:
         return None
     return defined_by(value)
+
+
+def _language_function(called: ast.expr, function: Definition) -> str | None:
+    """Return the name of a function of the model language that an expression stands for, if it is imported.
+
+    It may have been imported under another name, or with its module.
+    """
+    value: object = None
+    if isinstance(called, ast.Name):
+        value = function.value_of(called.id)
+        if value is None and called.id in DRAW_FUNCTIONS and called.id not in _own_names(function.tree):
+            return called.id
+    elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        value = getattr(function.value_of(called.value.id), called.attr, None)
+    name = getattr(value, "__name__", "")
+    if isinstance(value, FunctionType) and value.__module__ == _OURS and name in (*FUNCTIONS, *DRAW_FUNCTIONS):
+        return name
+    return None
+
+
+def _own_names(tree: ast.FunctionDef) -> set[str]:
+    """Return the arguments and the variables of a function."""
+    stored = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return stored | {one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)}
 
 
 class _Inlining:
@@ -111,7 +137,7 @@ class _Inlining:
             raise InvalidArgument(
                 f"{located(self._model, call)}: its functions contain more than {_MOST_CALLS:,} calls. Use loops."
             )
-        tree = copy.deepcopy(called.tree)
+        tree = with_tables(copy.deepcopy(called.tree), called)
         if not always_returns(tree.body) or any(
             isinstance(node, ast.Return) for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.While)
             for node in ast.walk(loop)
@@ -178,6 +204,12 @@ class _Calls(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)  # calls among the arguments come first
+        known = _language_function(node.func, self._function)
+        if known in DRAW_FUNCTIONS:
+            return marked_draw(node, known)
+        if known is not None:
+            node.func = placed(ast.Name(known, ast.Load()), node.func)
+            return node
         called = _own_function(node.func.id, self._function) if isinstance(node.func, ast.Name) else None
         if called is None:
             return node
@@ -213,6 +245,8 @@ class _Rename(ast.NodeTransformer):
 def _is_literal(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
         return _is_literal(node.operand)
+    if isinstance(node, ast.Tuple | ast.List):
+        return all(_is_literal(one) for one in node.elts)
     return isinstance(node, ast.Constant)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.model_source import located, placed, quoted
+from neuraxis.network.model_tables import Table, as_table
 
 __all__ = ["BOOL", "DOUBLE", "FLOAT", "FLOAT_FUNCTIONS", "FUNCTIONS", "INT", "lower_function", "rounded"]
 
@@ -69,6 +70,8 @@ _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne,
 }
 _PRODUCTS = (2, 3, 4)  # exponents that become products
+
+_ENTRIES = "Write TABLE[i] with a tuple or array of numbers TABLE, of your module or in place, and a whole number i."
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,10 @@ class _Lowering:
 
     def _for(self, node: ast.For, kinds: _Kinds) -> tuple[list[ast.stmt], _Kinds]:
         call = node.iter
+        if isinstance(call, ast.Constant | ast.Tuple | ast.List | ast.Subscript) and not node.orelse:
+            table = self._table(call, kinds)
+            if table is not None:
+                return self._for(self._over_table(node, table), kinds)
         if (
             node.orelse
             or not isinstance(node.target, ast.Name)
@@ -353,6 +360,12 @@ class _Lowering:
             if node.keywords or any(isinstance(one, ast.Starred) for one in node.args):
                 raise self._refuse(node, "a call with named or starred arguments")
             return self._call(node, node.func.id, [self._expression(one, kinds) for one in node.args])
+        if isinstance(node, ast.Subscript):
+            return self._entry(node, kinds)
+        if isinstance(node, ast.Tuple | ast.List) or _is_table_constant(node):
+            raise self._refuse(node, "a tuple or table as one value", _ENTRIES)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
+            return self._length(node, kinds)
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             raise self._refuse(node, f"the function {name}")
@@ -518,6 +531,110 @@ class _Lowering:
         number = _call("_l", value.node) if value.kind in (BOOL, INT) else value.node
         return _Value(_call("abs", number), INT if value.kind == BOOL else value.kind)
 
+    # --- tables -----------------------------------------------------------------------------------------------
+
+    def _table(self, node: ast.expr, kinds: _Kinds) -> Table | None:
+        """Return the table that an expression is, also a row of one; None for other expressions."""
+        if isinstance(node, ast.Constant) and _is_table_constant(node):
+            return as_table(node.value)
+        if isinstance(node, ast.Tuple | ast.List):
+            rows = [self._table(one, kinds) for one in node.elts]
+            if not any(one is not None for one in rows):
+                rows = [self._expression(one, kinds).literal for one in node.elts]  # type: ignore[misc]
+            if any(one is None for one in rows):
+                raise self._refuse(node, "a table of other than numbers", _ENTRIES)
+            try:
+                return as_table(rows)
+            except ValueError as error:
+                raise self._refuse(node, f"this table ({error})", _ENTRIES) from error
+        if isinstance(node, ast.Subscript):
+            outer = self._table(node.value, kinds)
+            if outer is not None and isinstance(outer[0], tuple):
+                index = self._expression(node.slice, kinds) if not isinstance(node.slice, ast.Tuple) else None
+                if index is not None and index.is_literal:
+                    rows_of: tuple[Any, ...] = outer
+                    return as_table(rows_of[self._known_index(node, index, len(outer))])
+        return None
+
+    def _entry(self, node: ast.Subscript, kinds: _Kinds) -> _Value:
+        """Lower TABLE[i], TABLE[i, j] or TABLE[i][j] to an entry of a flat table, at an index within its bounds."""
+        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        table = self._table(node.value, kinds)
+        if table is None and isinstance(node.value, ast.Subscript) and len(indices) == 1:  # TABLE[i][j]
+            table, indices = self._table(node.value.value, kinds), [node.value.slice, *indices]
+        if table is None:
+            raise self._refuse(node, "a subscript of other than a table", _ENTRIES)
+        rows: list[Any] = [*table]
+        sizes = [len(rows), len(rows[0])] if isinstance(rows[0], tuple) else [len(rows)]
+        if len(indices) != len(sizes) or any(isinstance(one, ast.Slice | ast.Starred) for one in indices):
+            wanted = "one whole number" if len(sizes) == 1 else "two whole numbers"
+            raise self._refuse(node, f"this index of a table of shape {tuple(sizes)}", f"Write {wanted}.")
+        flat: list[Number] = rows if len(sizes) == 1 else [one for row in rows for one in row]
+        kind = FLOAT if isinstance(flat[0], float) else INT
+        found = [self._expression(one, kinds) for one in indices]
+        if any(one.kind in (FLOAT, DOUBLE) or isinstance(one.literal, float) for one in found):
+            raise self._refuse(node, "an index that is no whole number", "Write int(...) around it.")
+        if all(one.is_literal for one in found):
+            place = 0
+            for one, size in zip(found, sizes, strict=True):
+                place = place * size + self._known_index(node, one, size)
+            return _Value(self._number(node, flat[place], kind), kind)
+        parts: list[ast.expr] = []
+        for one, size in zip(found, sizes, strict=True):
+            if one.is_literal:
+                parts.append(_call("_l", self._number(node, self._known_index(node, one, size), INT)))
+            else:
+                parts.append(_call("within", _call("_l", one.node), self._number(node, size, INT)))
+        at = parts[0]
+        if len(parts) == 2:
+            row = ast.BinOp(at, ast.Mult(), _call("_l", self._number(node, sizes[1], INT)))
+            at = ast.BinOp(row, ast.Add(), parts[1])
+        entries = ast.Tuple([ast.Constant(one) for one in flat], ast.Load())
+        return _Value(_call("entry", entries, at), kind)
+
+    def _known_index(self, node: ast.Subscript, index: _Value, size: int) -> int:
+        value = index.literal
+        if not isinstance(value, int):
+            raise self._refuse(node, "an index that is no whole number", "Write int(...) around it.")
+        if not 0 <= value < size:
+            raise self._refuse(
+                node, f"the index {value} of a table of length {size}",
+                f"Write 0 to {size - 1}; the last entry is TABLE[len(TABLE) - 1].",
+            )  # fmt: skip
+        return value
+
+    def _length(self, node: ast.Call, kinds: _Kinds) -> _Value:
+        table = None
+        if len(node.args) == 1 and not node.keywords:
+            table = self._table(node.args[0], kinds)
+            row = node.args[0]
+            if table is None and isinstance(row, ast.Subscript):  # len(TABLE[i]): all rows have the same length
+                outer = self._table(row.value, kinds)
+                table = outer[0] if outer is not None and isinstance(outer[0], tuple) else None
+        if table is None:
+            raise self._refuse(node, "len of other than a table", _ENTRIES)
+        return self._literal(node, len(table))
+
+    def _over_table(self, node: ast.For, table: Table) -> ast.For:
+        """Return a loop over a table as a loop over a range, whose body begins with an assignment of the entry."""
+        place = self._new_name()
+        index = placed(ast.Name(place, ast.Load()), node.iter)
+        entry = placed(ast.Subscript(ast.Constant(table), index, ast.Load()), node.iter)  # type: ignore[arg-type]
+        value: ast.expr = entry
+        if isinstance(table[0], tuple):
+            parts: list[ast.expr] = []
+            for column in range(len(table[0])):
+                both = ast.Tuple([index, ast.Constant(column)], ast.Load())
+                parts.append(placed(ast.Subscript(ast.Constant(table), both, ast.Load()), node.iter))  # type: ignore[arg-type]
+            value = placed(ast.Tuple(parts, ast.Load()), node.iter)
+        assigned = placed(ast.Assign([node.target], value), node.iter)
+        made = copy.copy(node)
+        made.target = placed(ast.Name(place, ast.Store()), node.iter)
+        turns = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(len(table))], [])
+        made.iter = ast.fix_missing_locations(placed(turns, node.iter, quoted(node.iter)))
+        made.body = [ast.fix_missing_locations(assigned), *node.body]
+        return made
+
     def _folded(self, node: ast.expr, function: Callable[[Any, Any], Any], a: _Value, b: _Value) -> _Value:
         """Evaluate an expression of literals as Python does."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift) and abs(b.literal or 0) > 1024:
@@ -595,6 +712,11 @@ class _Lowering:
         if single == 0.0 and value != 0:
             raise self._refuse(node, f"the number {value:g}, which is 0 in float32,", "Stay above 1.4e-45.")
         return _call("_f", ast.Constant(float(value)))
+
+
+def _is_table_constant(node: ast.expr) -> bool:
+    value: Any = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, tuple)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

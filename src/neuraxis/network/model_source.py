@@ -24,7 +24,16 @@ from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network import arithmetic
 
-__all__ = ["Definition", "DerivedConstants", "defined_by", "defined_in", "located", "placed", "quoted"]
+__all__ = [
+    "Definition",
+    "DerivedConstants",
+    "constant_value",
+    "defined_by",
+    "defined_in",
+    "located",
+    "placed",
+    "quoted",
+]
 
 Number = float | int
 Node = TypeVar("Node", bound=ast.AST)
@@ -54,7 +63,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "round": round,
-    **{name: getattr(arithmetic, name) for name in arithmetic.__all__},
+    **{name: getattr(arithmetic, name) for name in arithmetic.__all__ if name not in ("normal", "random")},
 }
 _MOST_BITS = 1024  # of a whole number: any that a float64 can hold
 _TOO_LONG = "a whole number of more than 1,024 bits"
@@ -238,7 +247,9 @@ def _stripped(tree: ast.FunctionDef, file: str | None = None, first: int = 1) ->
 
 
 def _shown(file: str) -> str:
-    """Return a file as errors name it: relative to the current folder if it is in it."""
+    """Return a file as errors name it: relative to the current folder if it is in it; a cell has no file."""
+    if os.path.basename(os.path.dirname(file)).startswith("ipykernel_") and not os.path.exists(file):
+        return "notebook cell"
     try:
         relative = os.path.relpath(file)
     except (OSError, ValueError):
@@ -287,6 +298,20 @@ class DerivedConstants:
         for name, tree in self._parsed.items():
             values[name] = _Evaluation(f"{self._model}: constant {name}", values).value(tree)
         return {name: values[name] for name in self._parsed}
+
+
+def constant_value(node: ast.expr, value_of: Callable[[str], Any]) -> Any:
+    """Return the value of an expression of numbers or of a tuple of them; None if it is not constant.
+
+    `value_of` returns the value of a name, None if it has none that is known.
+    """
+    if isinstance(node, ast.Constant):
+        return node.value
+    names = {one.id: value_of(one.id) for one in ast.walk(node) if isinstance(one, ast.Name)}
+    try:
+        return _Evaluation("", names).value(node)
+    except InvalidArgument:
+        return None
 
 
 class _Evaluation:

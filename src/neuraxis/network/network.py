@@ -20,7 +20,16 @@ from neuraxis.arguments import label, near, number, one_of, positive, set_fields
 from neuraxis.errors import InvalidArgument, InvalidType, NetworkInUse
 from neuraxis.network.devices import CurrentInput, PoissonInput, Probe, SpikeInput
 from neuraxis.network.distributions import Constant, Values
-from neuraxis.network.fixed_point import Contribution, Scales, check_range, choose_scales, poisson_count_bound
+from neuraxis.network.fixed_point import (
+    SUMS,
+    WIDE_SUMS,
+    Contribution,
+    FixedPoint,
+    Scales,
+    check_range,
+    choose_scales,
+    poisson_count_bound,
+)
 from neuraxis.network.grid import (
     array_on_grid,
     array_to_steps,
@@ -35,7 +44,13 @@ from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
 from neuraxis.network.neuron_model import NeuronModel
 from neuraxis.network.plasticity import PlasticityRule, RewardSTDP
 from neuraxis.network.population import Population, make_population
-from neuraxis.network.projection import Projection, choose_receptor, make_projection
+from neuraxis.network.projection import (
+    Projection,
+    RateProjection,
+    choose_receptor,
+    make_projection,
+    make_rate_projection,
+)
 from neuraxis.network.rules import Explicit, Rule
 from neuraxis.notebook import text_table
 
@@ -44,6 +59,7 @@ __all__ = ["LARGEST_STEP", "Accumulator", "Network", "brief", "describe", "descr
 LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_STEP = 2**31 - 2
+PRECISIONS = ("float32", "float64")
 LARGEST_ACCUMULATORS = 63  # per neuron; limited by the layout of the synapse tables
 
 # For larger means exp(-mean) is below the range of the engine's random numbers.
@@ -67,6 +83,9 @@ class Network:
         Time step in ms.
     seed : int
         Seed of all random numbers, from 0 to 2**64 - 1. The same network with the same seed gives the same spikes.
+    precision : {"float32", "float64"}
+        Precision of states and of the arithmetic of models. "float64" is for validation: it runs on CPUs, several times
+        slower. See the how-to guide on validation in float64.
 
     Examples
     --------
@@ -83,11 +102,13 @@ class Network:
 
     _checks_finite = True
 
-    def __init__(self, dt_ms: float = 0.1, seed: int = 0) -> None:
+    def __init__(self, dt_ms: float = 0.1, seed: int = 0, precision: str = "float32") -> None:
         self._dt_ms = positive(dt_ms, "dt_ms")
         self._seed = whole(seed, "seed", 0, LARGEST_SEED)
+        self._precision = one_of(precision, "precision", PRECISIONS)
         self._populations: dict[str, Population] = {}
         self._projections: dict[str, Projection] = {}
+        self._rate_projections: dict[str, RateProjection] = {}
         self._poisson_inputs: list[PoissonInput] = []
         self._spike_inputs: list[SpikeInput] = []
         self._current_inputs: list[CurrentInput] = []
@@ -184,7 +205,15 @@ class Network:
         if name in self._populations:
             raise InvalidArgument(f"name={name!r}: a population of this name exists already")
         population = make_population(
-            name, n, model, initial, len(self._populations), self.neuron_count, self._dt_ms, self._seed
+            name,
+            n,
+            model,
+            initial,
+            len(self._populations),
+            self.neuron_count,
+            self._dt_ms,
+            self._seed,
+            self._precision,
         )
         for argument, signal in model.signals.items():
             if isinstance(signal, str):
@@ -258,6 +287,82 @@ class Network:
                 self._known_signal(one.modulator, "modulator")
         self._add_contribution(target, projection.receptor, ("projection", projection.index), projection.contribution())
         self._projections[chosen_name] = projection
+        return projection
+
+    def connect_rates(
+        self,
+        pre: Population | str,
+        post: Population | str,
+        rule: Rule | Any,
+        weight: Any = None,
+        delay_ms: Any = 1.0,
+        rate_input: str | None = None,
+        *,
+        name: str | None = None,
+    ) -> RateProjection:
+        """Connect two populations by synapses that transmit a continuous value in every step.
+
+        The update of a target from time t to t + dt receives, summed over its synapses, weight x output of the source
+        at time t - delay. The output is the state that the source's model declares, 0 before time 0, and 0 while its
+        population is silenced.
+
+        Parameters
+        ----------
+        pre, post : Population or str
+            Source, whose model has an output, and target, whose model has rate inputs.
+        rule : Rule or sparse matrix
+            Connection rule, or a sparse matrix of weights, as for `connect`.
+        weight : float, array_like or Distribution
+            Weights, of either sign: the unit of the target's input divided by that of the source's output.
+        delay_ms : float, array_like or Distribution
+            Delays in ms, one step or more, rounded as for `connect`.
+        rate_input : str, optional
+            Rate input of the target's model; by default its first.
+        name : str, optional
+            Unique name; by default "pre->post", followed by "#2", "#3" and so on if that is taken.
+
+        Returns
+        -------
+        RateProjection
+
+        Raises
+        ------
+        InvalidArgument
+            The source has no output, the target no such input, or the rule, the weights or the delays are not possible;
+            or the network is in float64.
+        NetworkInUse
+            A simulation of this network is open.
+
+        Examples
+        --------
+        >>> from neuraxis.network import AllToAll, Network
+        >>> from neuraxis.network.models import rate_linear
+        >>> network = Network(dt_ms=0.1)
+        >>> leader = network.population("leader", 1, rate_linear(mean=2.0))
+        >>> follower = network.population("follower", 5, rate_linear)
+        >>> network.connect_rates(leader, follower, AllToAll(), weight=0.5, delay_ms=3.0).name
+        'leader->follower'
+        """
+        self._check_changeable("connect_rates")
+        if self.is_wide:
+            raise InvalidArgument(
+                'connect_rates: continuous connections transmit float32 and do not run with precision="float64". Use '
+                'Network(precision="float32").'
+            )
+        source, target = self._known(pre, "pre"), self._known(post, "post")
+        chosen_name = self._projection_name(name, source, target)
+        projection = make_rate_projection(
+            name=chosen_name,
+            pre=source,
+            post=target,
+            rule=rule,
+            weight=weight,
+            delay_ms=delay_ms,
+            rate_input=rate_input,
+            place=len(self._rate_projections),
+            dt_ms=self._dt_ms,
+        )
+        self._rate_projections[chosen_name] = projection
         return projection
 
     def poisson(
@@ -509,6 +614,16 @@ class Network:
         return self._dt_ms
 
     @property
+    def precision(self) -> str:
+        """Precision of states and of the arithmetic of models: "float32" or "float64"."""
+        return self._precision
+
+    @property
+    def is_wide(self) -> bool:
+        """True if states and arithmetic are float64, and weights are summed in 64-bit integers."""
+        return self._precision == "float64"
+
+    @property
     def seed(self) -> int:
         """Seed of all random numbers."""
         return self._seed
@@ -522,6 +637,11 @@ class Network:
     def projections(self) -> tuple[Projection, ...]:
         """All projections, in the order in which they were added."""
         return tuple(self._projections.values())
+
+    @property
+    def rate_projections(self) -> tuple[RateProjection, ...]:
+        """All projections of continuous values, in the order in which they were added."""
+        return tuple(self._rate_projections.values())
 
     @property
     def poisson_inputs(self) -> tuple[PoissonInput, ...]:
@@ -607,7 +727,17 @@ class Network:
         return place, scales.exponents[number]
 
     def _scales(self, population: Population, receptor: str) -> Scales:
-        return choose_scales([one for _, one in self._contributions.get((population.index, receptor), ())])
+        given = self._contributions.get((population.index, receptor), ())
+        return choose_scales([one for _, one in given], self._sums)
+
+    @property
+    def _sums(self) -> FixedPoint:
+        return WIDE_SUMS if self.is_wide else SUMS
+
+    @property
+    def sum_limit(self) -> int:
+        """The integers in which weights are summed are below this."""
+        return self._sums.limit
 
     def __str__(self) -> str:
         return describe(self)
@@ -670,12 +800,12 @@ class Network:
     def _projection_name(self, name: str | None, pre: Population, post: Population) -> str:
         if name is not None:
             label(name, "name")
-            if name in self._projections:
+            if name in self._projections or name in self._rate_projections:
                 raise InvalidArgument(f"name={name!r}: a projection of this name exists already")
             return name
         plain = candidate = f"{pre.name}->{post.name}"
         number_of_name = 1
-        while candidate in self._projections:
+        while candidate in self._projections or candidate in self._rate_projections:
             number_of_name += 1
             candidate = f"{plain}#{number_of_name}"
         return candidate
@@ -699,8 +829,8 @@ class Network:
             return
         key = (population.index, receptor)
         contributions = [*self._contributions.get(key, ()), (of, contribution)]
-        check_range(population.name, receptor, [one for _, one in contributions])
-        needed = len(choose_scales([one for _, one in contributions]).exponents) + sum(
+        check_range(population.name, receptor, [one for _, one in contributions], self._sums)
+        needed = len(choose_scales([one for _, one in contributions], self._sums).exponents) + sum(
             len(self._scales(population, one).exponents) for one in population.model.receptors if one != receptor
         )
         if needed > LARGEST_ACCUMULATORS:
@@ -759,11 +889,12 @@ def brief(value: Any) -> str:
 
 
 def _summary(network: Network) -> str:
-    synapses = sum(projection.expected_synapses for projection in network.projections)
+    projections = [*network.projections, *network.rate_projections]
+    synapses = sum(projection.expected_synapses for projection in projections)
     return (
         f"Network: {_count(network.neuron_count, 'neuron')} in {_count(len(network.populations), 'population')}, "
-        f"about {_count(round(synapses), 'synapse')} in {_count(len(network.projections), 'projection')}; "
-        f"dt {network.dt_ms:g} ms, seed {network.seed}"
+        f"about {_count(round(synapses), 'synapse')} in {_count(len(projections), 'projection')}; "
+        f"dt {network.dt_ms:g} ms, seed {network.seed}{', float64' if network.is_wide else ''}"
     )
 
 
@@ -773,7 +904,7 @@ def _count(n: int, noun: str) -> str:
 
 def _tables(network: Network) -> list[Table]:
     """Return the tables that have rows."""
-    makers = (_populations, _projections, _inputs, _probes, _neuromodulators, _rhythms)
+    makers = (_populations, _projections, _rate_projections, _inputs, _probes, _neuromodulators, _rhythms)
     return [table for make in makers if (table := make(network))[2]]
 
 
@@ -797,6 +928,22 @@ def _projections(network: Network) -> Table:
         for one in network.projections
     ]
     return "projections", columns, rows
+
+
+def _rate_projections(network: Network) -> Table:
+    columns = ("name", "rule", "weight", "delay_ms", "input", "synapses")
+    rows: Rows = [
+        (
+            one.name,
+            brief(one.rule),
+            brief(one.weight),
+            brief(one.delay_ms),
+            one.receptor,
+            f"{one.expected_synapses:,.0f}",
+        )
+        for one in network.rate_projections
+    ]
+    return "rate projections", columns, rows
 
 
 def _inputs(network: Network) -> Table:

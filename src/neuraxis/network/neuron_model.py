@@ -4,6 +4,7 @@ The function is the whole model. The engine recognises its arguments by name:
 
 * a state (in `states`): the neuron's current value, float32 if the initial value is a float, int32 if it is an int;
 * a receptor (in `receptors`): the sum of the weights of the spikes that arrive in this step (float32);
+* a rate input (in `rate_inputs`): the sum of weight x output over the continuous connections onto the neuron (float32);
 * `current_pa`: the current that `Network.current` injects in this step;
 * `normal`, `random`, `uniform`: random numbers, new for each neuron and step: a standard normal float32, a float32 that
   is uniform in [0, 1), and an int32 that is uniform over all 32-bit integers;
@@ -36,8 +37,10 @@ import numpy as np
 
 from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arithmetic import stored_as
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
+from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit, value_text
@@ -86,6 +89,8 @@ class NeuronModel:
         Constants for one step of `dt_ms`, equal for all neurons; set once the model belongs to a network.
     rows : mapping of str to Row
         Arguments of the function that differ between neurons; set once the model belongs to a network.
+    precision : {"float32", "float64"}
+        Precision of states and arithmetic; that of the network once the model belongs to one.
     dt_ms : float, optional
         Step in ms that `constants` were computed for.
     constants_for : callable, optional
@@ -93,7 +98,11 @@ class NeuronModel:
     description : str
         Docstring of the function.
     meanings : mapping of str to str
-        Short phrases that say what parameters, states, receptors and signals are.
+        Short phrases that say what parameters, states, receptors, rate inputs and signals are.
+    rate_inputs : tuple of str
+        Names of the inputs of continuous connections (`Network.connect_rates`).
+    output : str, optional
+        State that continuous connections transmit.
     definition : ast.FunctionDef, optional
         The parsed source, whose nodes know their file and line; left out where the model is pickled.
 
@@ -120,8 +129,11 @@ class NeuronModel:
     constants_for: Constants | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
     meanings: Mapping[str, str] = field(default_factory=dict, compare=False)
+    rate_inputs: tuple[str, ...] = ()
+    output: str | None = None
     definition: ast.FunctionDef | None = field(default=None, compare=False)
     rows: Mapping[str, Row] = field(default_factory=dict)
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("states", "globals_used", "signals", "constants", "meanings", "rows"):
@@ -183,6 +195,15 @@ class NeuronModel:
         return replace(self, parameters=self.parameters.changed(parameters), signals=signals)
 
     @property
+    def is_wide(self) -> bool:
+        """True if states and arithmetic are float64."""
+        return self.precision == "float64"
+
+    def dtype_of(self, state: str) -> type[np.float32] | type[np.float64] | type[np.int32]:
+        """Return the type in which a state is read and recorded."""
+        return np.int32 if isinstance(self.states[state], int) else np.float64 if self.is_wide else np.float32
+
+    @property
     def whole_parameters(self) -> frozenset[str]:
         """Names of the parameters that are ints."""
         assert isinstance(self.parameters, ParameterTable)
@@ -203,11 +224,13 @@ class NeuronModel:
         """The arguments that are random numbers, in the order in which they are drawn, each with its kind: `normal`,
         `random` or `uniform`.
         """
-        return {one: one for one in self.arguments if one in DRAWS and self.takes(one)}
+        found = {one: one if one in DRAWS else drawn_kind(one) for one in self.arguments}
+        return {one: kind for one, kind in found.items() if kind is not None and self.takes(one)}
 
     def takes(self, argument: str) -> bool:
         """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
-        own = (self.states, self.receptors, self.signals, self.parameters, self.rows, self.constants or {})
+        inputs = (self.receptors, self.rate_inputs, self.signals)
+        own = (self.states, *inputs, self.parameters, self.rows, self.constants or {})
         return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
@@ -227,7 +250,7 @@ class NeuronModel:
 
     def _wanted(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the constants and parameters that the function takes, in the order of its arguments."""
-        others = {*self.states, *self.receptors, *self.signals, *self.rows}
+        others = {*self.states, *self.receptors, *self.rate_inputs, *self.signals, *self.rows}
         wanted = [a for a in self.arguments if a not in others]
         found = {name: values[name] for name in wanted if name in values}
         drawn = self.draws
@@ -239,13 +262,20 @@ class NeuronModel:
             )
         return found
 
-    def for_population(self, what: str, n: int, dt_ms: float, seed: int, index: int) -> NeuronModel:
+    def for_population(
+        self, what: str, n: int, dt_ms: float, seed: int, index: int, precision: str = "float32"
+    ) -> NeuronModel:
         """Return the model with its constants computed for steps of `dt_ms` and n neurons.
 
         Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled. `what`
         names the population in errors; its `index` and the `seed` of the network determine what is drawn.
         """
         if self.constants is not None:  # of another population
+            if precision != self.precision:
+                raise InvalidArgument(
+                    f"{what}: {self.name}: this model belongs to a network in {self.precision}, not {precision}. Pass "
+                    "the model that was passed to that network."
+                )
             for name, row in self.rows.items():
                 if len(row.array) != n:
                     raise InvalidArgument(
@@ -256,13 +286,14 @@ class NeuronModel:
         used = values_in_use(self.parameters, self.whole_parameters, n, seed, index, what)
         shown = {name: Values(one) if isinstance(one, np.ndarray) else one for name, one in used.items()}
         assert isinstance(self.parameters, ParameterTable)
-        same = replace(self, parameters=self.parameters.changed(shown)) if shown != self.parameters else self
-        if not any(isinstance(one, np.ndarray) for one in used.values()):
-            return same.for_step(dt_ms)
-        values: dict[str, Any] = {**used, "dt_ms": dt_ms}
-        if self.constants_for is not None:
-            values.update(constants_of(self.constants_for, used, dt_ms, what))
-        constants, rows = as_rows(self._wanted(values), what)
+        same = replace(self, parameters=self.parameters.changed(shown), precision=precision)
+        with stored_as(precision):
+            if not any(isinstance(one, np.ndarray) for one in used.values()):
+                return same.for_step(dt_ms)
+            values: dict[str, Any] = {**used, "dt_ms": dt_ms}
+            if self.constants_for is not None:
+                values.update(constants_of(self.constants_for, used, dt_ms, what))
+        constants, rows = as_rows(self._wanted(values), what, same.is_wide)
         constants = {name: _as_number(f"{self.name}: constant {name}", one) for name, one in constants.items()}
         made = replace(same, constants=constants, constants_for=None, dt_ms=dt_ms, rows=rows)
         lower_model(made, constants)
@@ -294,6 +325,8 @@ def neuron_model(
     signals: Mapping[str, float] | None = None,
     constants: Constants | Mapping[str, str] | None = None,
     meanings: Mapping[str, str] | None = None,
+    rate_inputs: Sequence[str] = (),
+    output: str | None = None,
 ) -> Callable[[Callable[..., Any]], NeuronModel]:
     """Decorate a function that advances one neuron by one step, to make a neuron model of it.
 
@@ -315,6 +348,10 @@ def neuron_model(
     meanings : mapping of str to str, optional
         A short phrase for parameters, states, receptors and signals by name, as "membrane time constant". They are
         shown by `help(model)` and in the table of `model.parameters`.
+    rate_inputs : sequence of str, optional
+        Names of the inputs of continuous connections, each an argument of the function.
+    output : str, optional
+        The float state that continuous connections from such neurons transmit: its value after each step.
 
     Returns
     -------
@@ -351,7 +388,9 @@ def neuron_model(
     receptors = _checked_receptors(receptors)
 
     def make(function: Callable[..., Any]) -> NeuronModel:
-        return _made(defined_by(function), states, receptors, parameters, signals, constants, meanings)
+        return _made(
+            defined_by(function), states, receptors, parameters, signals, constants, meanings, rate_inputs, output
+        )
 
     return make
 
@@ -365,6 +404,8 @@ def neuron_model_from_source(
     signals: Mapping[str, float] | None = None,
     constants: Constants | Mapping[str, str] | None = None,
     meanings: Mapping[str, str] | None = None,
+    rate_inputs: Sequence[str] = (),
+    output: str | None = None,
     names: Mapping[str, Any] | None = None,
     filename: str = "<source>",
 ) -> NeuronModel:
@@ -377,7 +418,7 @@ def neuron_model_from_source(
     source : str
         Text of a function as `neuron_model` takes it. Before it may be functions that it calls, and numbers and tuples
         of numbers with names (`SIZE = 3`). Imports from `neuraxis.network.arithmetic` have no effect.
-    states, receptors, parameters, signals, constants, meanings
+    states, receptors, parameters, signals, constants, meanings, rate_inputs, output
         As for `neuron_model`. With `constants` as a mapping of expressions, the whole model can come from a file.
     names : mapping of str to object, optional
         Numbers, tables and functions that the text may use.
@@ -414,7 +455,7 @@ def neuron_model_from_source(
     """
     try:
         function = defined_in(source, filename, names or {})
-        return _made(function, states, receptors, parameters, signals, constants, meanings)
+        return _made(function, states, receptors, parameters, signals, constants, meanings, rate_inputs, output)
     except RecursionError:
         raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
 
@@ -427,6 +468,8 @@ def _made(
     signals: Mapping[str, float] | None,
     constants: Constants | Mapping[str, str] | None,
     meanings: Mapping[str, str] | None,
+    rate_inputs: Sequence[str],
+    output: str | None,
 ) -> NeuronModel:
     """Check what a model is made of, and return it."""
     name = function.name
@@ -434,9 +477,16 @@ def _made(
         {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
     )
     receptors = _checked_receptors(receptors)
-    tree = inline_functions(function)
+    if isinstance(rate_inputs, str):
+        raise InvalidType(f"rate_inputs={rate_inputs!r}: a tuple of names is expected, as in ({rate_inputs!r},)")
+    if output is not None and not isinstance(states.get(output), float):
+        floats = [one for one, value in states.items() if isinstance(value, float)]
+        raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
+    tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
-    for kind, given in (("state", states), ("receptor", receptors), ("signal", signals)):
+    for kind, given in (
+        ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals)
+    ):  # fmt: skip
         for one in given:
             if one not in arguments:
                 at = located(name, tree)
@@ -444,7 +494,7 @@ def _made(
     _check_returns(name, tree, states)
     if isinstance(constants, Mapping):
         constants = DerivedConstants(name, constants, set(parameters))
-    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *signals])
+    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *rate_inputs, *signals])
     made = NeuronModel(
         name=name,
         states=states,
@@ -457,6 +507,8 @@ def _made(
         constants_for=constants,
         description=function.description,
         meanings=described,
+        rate_inputs=tuple(rate_inputs),
+        output=output,
         definition=tree,
     )
     lower_model(made, _usual_values(made))
@@ -516,6 +568,7 @@ def _help_text(model: NeuronModel) -> str:
     """Return the description followed by tables of states, receptors, signals and parameters with their units."""
     parts = [model.description or f"Neuron model {model.name}."]
     inputs = [(name, f"weights in {unit(name)}" if unit(name) else "weights", "") for name in model.receptors]
+    inputs += [(name, "rates", "") for name in model.rate_inputs]
     if model.takes_current:
         inputs.append(("current_pa", "current from Network.current", ""))
     for title, rows in (
@@ -581,7 +634,7 @@ def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number
 def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:
     """Return the numbers of the module or an enclosing function that it reads; raise for any other such name."""
     own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS
+    own |= {argument.arg for argument in tree.args.args} | FUNCTIONS | {"len"}
     used: dict[str, Number] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id in own or node.id in used:

@@ -69,6 +69,7 @@ def make_population(
     first_id: int,
     dt_ms: float,
     seed: int,
+    precision: str,
 ) -> Population:
     """Check the arguments and return a population."""
     label(name, "name")
@@ -85,7 +86,7 @@ def make_population(
         given = as_distribution(initial.get(state, default), f"population {name!r}: {state}")
         _check_initial(given, f"population {name!r}: {state}", size, isinstance(default, int))
         complete[state] = given
-    used = model.for_population(f"population {name!r}", size, dt_ms, seed, index)
+    used = model.for_population(f"population {name!r}", size, dt_ms, seed, index, precision)
     return Population(name, size, used, frozen(complete), index, first_id)
 
 

@@ -20,10 +20,14 @@ from neuraxis.network.plasticity import (
     TsodyksMarkram,
     as_plasticity,
 )
-from neuraxis.network.population import Population
+from neuraxis.network.population import LARGEST_FLOAT32, Population
 from neuraxis.network.rules import AllToAll, Explicit, Rule
 
-__all__ = ["Projection", "choose_receptor", "make_projection"]
+__all__ = ["Projection", "RateProjection", "choose_receptor", "make_projection", "make_rate_projection"]
+
+# Indices of rate projections begin here. Synapses are drawn from random numbers of the index, and those of a projection
+# of spikes must not repeat in one of rates.
+FIRST_RATE_INDEX = 1 << 32
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +76,7 @@ class Projection:
     def __repr__(self) -> str:
         values = [f"weight={_short(self.weight)}", f"delay_ms={_short(self.delay_ms)}", f"receptor={self.receptor!r}"]
         plasticity = [" + ".join(map(repr, self.plasticity))] if self.plasticity else []
-        return f"Projection({', '.join([repr(self.name), repr(self.rule), *values, *plasticity])})"
+        return f"{type(self).__name__}({', '.join([repr(self.name), repr(self.rule), *values, *plasticity])})"
 
     @property
     def same_population(self) -> bool:
@@ -133,6 +137,29 @@ class Projection:
         return likely_sum(self.rule.mean_in_degree(self.pre.n, self.post.n), typical, largest)
 
 
+@dataclass(frozen=True, repr=False)
+class RateProjection(Projection):
+    """Continuous connections from one population to another; `Network.connect_rates` makes it.
+
+    Each synapse adds weight x output of its source, delayed, to an input of its target in every step. It has the
+    parameters of a `Projection`; `receptor` is the rate input of the target's model, and there is no plasticity.
+
+    Examples
+    --------
+    >>> from neuraxis.network import AllToAll, Network
+    >>> from neuraxis.network.models import rate_tanh
+    >>> network = Network()
+    >>> units = network.population("units", 100, rate_tanh)
+    >>> network.connect_rates(units, units, AllToAll(), weight=0.01, delay_ms=2.0)
+    RateProjection('units->units', AllToAll(), weight=0.01, delay_ms=2, receptor='input')
+    """
+
+    @property
+    def place(self) -> int:
+        """Position among the rate projections of the network."""
+        return self.index - FIRST_RATE_INDEX
+
+
 def make_projection(
     *,
     name: str,
@@ -148,6 +175,50 @@ def make_projection(
 ) -> Projection:
     """Check the arguments and return a projection."""
     what = f"projection {name!r}"
+    used, weights, delays = _checked(pre, post, rule, weight, delay_ms, dt_ms, what)
+    rules = tuple(_on_grid(rule, dt_ms) for rule in as_plasticity(plasticity))
+    _check_plastic_weights(rules, weights, what)
+    receptor = choose_receptor(post, synapse, weights, what)
+    return Projection(name, pre, post, used, weights, delays, receptor, rules, index)
+
+
+def make_rate_projection(
+    *,
+    name: str,
+    pre: Population,
+    post: Population,
+    rule: Any,
+    weight: Any,
+    delay_ms: Any,
+    rate_input: str | None,
+    place: int,
+    dt_ms: float,
+) -> RateProjection:
+    """Check the arguments and return a rate projection, number `place` of its network."""
+    what = f"projection {name!r}"
+    if pre.model.output is None:
+        raise InvalidArgument(
+            f"{what}: {pre.model.name} has no output to transmit. Use a rate model, such as rate_linear, or give your "
+            "model one: neuron_model(..., output=...)"
+        )
+    if not post.model.rate_inputs:
+        raise InvalidArgument(
+            f"{what}: {post.model.name} has no rate inputs. Use a rate model, such as rate_linear, or give your model "
+            "one: neuron_model(..., rate_inputs=...)"
+        )
+    used, weights, delays = _checked(pre, post, rule, weight, delay_ms, dt_ms, what)
+    low, high = weights.bounds()
+    if max(-low, high) > LARGEST_FLOAT32:
+        raise InvalidArgument(f"{what}: weight={weight}: beyond the range of float32")
+    inputs = post.model.rate_inputs
+    chosen = inputs[0] if rate_input is None else one_of(rate_input, f"{what}: rate_input", inputs)
+    return RateProjection(name, pre, post, used, weights, delays, chosen, (), FIRST_RATE_INDEX + place)
+
+
+def _checked(
+    pre: Population, post: Population, rule: Any, weight: Any, delay_ms: Any, dt_ms: float, what: str
+) -> tuple[Rule, Distribution, Distribution]:
+    """Return the rule, the weights and the delays; raise unless they are possible for these populations."""
     if hasattr(rule, "tocoo"):
         rule, weight = _from_sparse(rule, weight, pre, post, what)
     if not isinstance(rule, Rule):
@@ -163,10 +234,7 @@ def make_projection(
     _check_values(weights, rule, pre, post, f"{what}: weight")
     delays = as_delay(delay_ms, dt_ms, f"{what}: delay_ms")
     _check_values(delays, rule, pre, post, f"{what}: delay_ms")
-    rules = tuple(_on_grid(rule, dt_ms) for rule in as_plasticity(plasticity))
-    _check_plastic_weights(rules, weights, what)
-    receptor = choose_receptor(post, synapse, weights, what)
-    return Projection(name, pre, post, rule, weights, delays, receptor, rules, index)
+    return rule, weights, delays
 
 
 def choose_receptor(post: Population, synapse: str | None, weight: Distribution, what: str) -> str:

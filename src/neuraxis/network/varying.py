@@ -46,11 +46,11 @@ class Row(HoldsArrays):
 
     Parameters
     ----------
-    array : array of float32 or int32, shape (n,)
+    array : array of float32 (in networks in float64: float64) or int32, shape (n,)
         The values, read-only.
     """
 
-    array: NDArray[np.float32] | NDArray[np.int32]
+    array: NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int32]
 
     def __post_init__(self) -> None:
         set_fields(self, array=read_only(self.array))
@@ -204,8 +204,8 @@ def _by_combination(one_neuron: _Single, arrays: list[Array], what: str) -> dict
     return made
 
 
-def as_rows(values: Mapping[str, Any], what: str) -> tuple[dict[str, Number], dict[str, Row]]:
-    """Return the arguments that are equal for all neurons, and a row for each of the others.
+def as_rows(values: Mapping[str, Any], what: str, is_wide: bool = False) -> tuple[dict[str, Number], dict[str, Row]]:
+    """Return the arguments that are equal for all neurons, and a row for each of the others, with `is_wide` in float64.
 
     Raises
     ------
@@ -231,7 +231,8 @@ def as_rows(values: Mapping[str, Any], what: str) -> tuple[dict[str, Number], di
         if _all_equal(array):
             constants[name] = array[0].item()
         else:
-            rows[name] = Row(array.astype(np.int32) if array.dtype.kind == "i" else array.astype(np.float32))
+            kind: Any = np.int32 if array.dtype.kind == "i" else np.float64 if is_wide else np.float32
+            rows[name] = Row(array.astype(kind))
     return constants, rows
 
 

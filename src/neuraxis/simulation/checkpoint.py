@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from neuraxis.engine.cpu.rates import Outputs
+from neuraxis.engine.spikes import longest_rate_lag, rate_sources
 from neuraxis.engine.state import COUNTS, STREAM, ShardState
 from neuraxis.network import Network, RewardSTDP
 from neuraxis.store.states import (
@@ -55,6 +57,8 @@ def write_shard(folder: Path, state: ShardState, shard: int, python_states: Mapp
         for index, piece in pieces.items():
             for name, array in piece.arrays.items():
                 arrays[f"{kind}/{index}/{piece.first}/{piece.last}/{name}"] = array
+    for index, outputs in state.outputs.items():
+        arrays[f"output/{index}/{outputs.first}/{outputs.last}/values"] = outputs.values
     for index, sources in state.sources.items():
         for name, array in sources.items():
             arrays[f"sources/{index}/{name}"] = array
@@ -143,6 +147,12 @@ class SavedState:
                 names.add(STREAM)
             if names:
                 self._check_pieces("population", population.index, population.n, names, population.name)
+        depth = longest_rate_lag(network)
+        for index in sorted(rate_sources(network)):
+            population = network.populations[index]
+            self._check_pieces("output", index, population.n, {"values"}, f"outputs of {population.name}")
+            for one in self.outputs(index):
+                self._require(one.values.shape[1:] == (depth,), f"outputs of {population.name}")
         for projection in network.projections:
             if projection.plasticity:
                 names = {"weights", "in_degrees", "scale_count"}
@@ -211,6 +221,12 @@ class SavedState:
                 return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
         return {}
 
+    def outputs(self, population: int) -> list[Outputs]:
+        return [
+            Outputs(first, last, file.get_tensor(f"output/{population}/{first}/{last}/values"))
+            for first, last, file, _ in self._pieces.get(("output", population), [])
+        ]
+
     def python_populations(self) -> dict[str, Array]:
         """Return the states of all Python populations, by "name/key"."""
         prefix = _PYTHON_STATE
@@ -254,7 +270,7 @@ def _names(file: Any) -> dict[tuple[str, int, int, int], set[str]]:
     found: dict[tuple[str, int, int, int], set[str]] = {}
     for key in file.keys():  # noqa: SIM118  (a safetensors file is not a mapping)
         kind, *rest = key.split("/")
-        if kind in ("population", "projection"):
+        if kind in ("population", "projection", "output"):
             index, first, last, name = rest
             found.setdefault((kind, int(index), int(first), int(last)), set()).add(name)
     return found
@@ -294,16 +310,22 @@ def saved_note(found: SavedFolder) -> dict[str, Any]:
 
 def describe_network(network: Network) -> dict[str, Any]:
     """Return what identifies a network: a readable part and a `digest` of everything except probes."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"float64" if network.is_wide else b"")
     for population in network.populations:
         model = population.model
         constants = sorted(model.values(network.dt_ms).items())
         _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
         _digest(digest, sorted(model.globals_used.items()), list(model.states.items()), model.receptors)
         _digest(digest, list(model.signals.items()))
+        if model.rate_inputs or model.output:
+            _digest(digest, "rates", model.rate_inputs, model.output)
         _digest(digest, *((name, row.array) for name, row in model.rows.items()))
     for p in network.projections:
         _digest(digest, p.name, p.pre.name, p.post.name, p.receptor, p.plasticity, p.rule, p.weight, p.delay_ms)
+    for one in network.rate_projections:
+        _digest(
+            digest, "rates", one.name, one.pre.name, one.post.name, one.receptor, one.rule, one.weight, one.delay_ms
+        )
     for poisson in network.poisson_inputs:
         _digest(digest, poisson.population.name, poisson.rate_hz, poisson.weight, poisson.receptor)
         _digest(digest, poisson.start_ms, poisson.stop_ms)
@@ -318,7 +340,7 @@ def describe_network(network: Network) -> dict[str, Any]:
         "seed": network.seed,
         "dt_ms": network.dt_ms,
         "populations": {p.name: p.n for p in network.populations},
-        "projections": [p.name for p in network.projections],
+        "projections": [p.name for p in (*network.projections, *network.rate_projections)],
         "digest": digest.hexdigest(),
     }
 

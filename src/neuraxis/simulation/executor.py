@@ -211,6 +211,9 @@ class Executor(Protocol):
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
         """Return pre, post, delay_steps and weight of every synapse of a projection, sorted by post, then pre."""
 
+    def read_rate_synapses(self, place: int) -> dict[str, NDArray[np.generic]]:
+        """Return the same of a rate projection."""
+
     def level(self, modulator: int) -> float: ...
 
     def set_level(self, modulator: int, level: float) -> None: ...
@@ -346,8 +349,10 @@ class ShardedExecutor:
         return np.concatenate([piece for piece in self.ask("read_state", population, name) if piece is not None])
 
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
-        pieces = self.ask("read_synapses", projection)
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        return _joined(self.ask("read_synapses", projection))
+
+    def read_rate_synapses(self, place: int) -> dict[str, NDArray[np.generic]]:
+        return _joined(self.ask("read_rate_synapses", place))
 
     def level(self, modulator: int) -> float:
         return float(next(level for level in self.ask("level", modulator) if level is not None))
@@ -384,6 +389,10 @@ class ShardedExecutor:
 
     def agree(self, make: Callable[[], Value]) -> Value:
         return make()
+
+
+def _joined(pieces: list[dict[str, NDArray[np.generic]]]) -> dict[str, NDArray[np.generic]]:
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def merge_reports(reports: list[BuildReport]) -> BuildReport:

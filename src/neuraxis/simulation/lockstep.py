@@ -23,7 +23,15 @@ from neuraxis.comm import Communicator
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import Placement, check_placement, place
 from neuraxis.engine.precompile import warm_up
-from neuraxis.engine.spikes import LONGEST_LAG, SpikeBuffers, lags_between, pack_steps, unpack_steps
+from neuraxis.engine.spikes import (
+    LONGEST_LAG,
+    SpikeBuffers,
+    lags_between,
+    pack_outputs,
+    pack_steps,
+    unpack_outputs,
+    unpack_steps,
+)
 from neuraxis.errors import CheckpointError, InvalidArgument, ShardFailed
 from neuraxis.network import Network
 from neuraxis.simulation.checkpoint import describe_network
@@ -47,7 +55,7 @@ ON_ALL_RANKS = "(raised on all ranks)"  # added to errors that every rank raises
 Value = TypeVar("Value")
 Error = TypeVar("Error", bound=Exception)
 
-# Header of an exchange: failed, number of spike words, number of payloads; then as many spike words as fit.
+# Header of an exchange: failed, number of words of outputs and spikes, number of payloads; then as many words as fit.
 _FAILED, _LENGTH, _PAYLOADS = range(3)
 _HEADER = 3
 _INLINE = 509
@@ -238,7 +246,7 @@ class Exchange:
         self.failed = False  # True once all ranks know that a Python population failed
 
     def __call__(self) -> None:
-        """Exchange the spikes of the steps since the last exchange."""
+        """Exchange the spikes and outputs of the steps since the last exchange."""
         self._exchange_window(self._known)
 
     def begin_at(self, step: int) -> None:
@@ -257,10 +265,15 @@ class Exchange:
     def _exchange_window(self, after: int) -> None:
         shard, now = self._shard, self._shard.step
         steps, ids = pack_steps(shard.spike_buffers, shard.me, len(shard.network.populations), after + 1, now)
+        outputs = pack_outputs(shard.spike_buffers, shard.me, after + 1, now)
         payloads, self._transport.outgoing = self._transport.outgoing, []
-        gathered, has_payloads = self._gather_spikes(np.concatenate([steps.astype(np.int32), ids]), len(payloads))
+        flat = np.concatenate([outputs.view(np.int32), steps.astype(np.int32), ids])
+        gathered, has_payloads = self._gather_spikes(flat, len(payloads))
         for other, theirs in enumerate(gathered):
             if other != shard.me:
+                size = int(shard.spike_buffers.output_counts[other]) * (now - after)
+                outputs, theirs = theirs[:size].view(np.float32), theirs[size:]
+                unpack_outputs(shard.spike_buffers, other, after + 1, now, outputs, after + 1)
                 steps, ids = theirs[: theirs.size // 2].astype(np.uint16), theirs[theirs.size // 2 :]
                 unpack_steps(shard.spike_buffers, other, self._first_ids, after + 1, now, steps, ids, after + 1)
             ctypes.c_int64.from_address(int(shard.spike_buffers.done[other])).value = now

@@ -318,11 +318,12 @@ def _make_report(path: Path, probe: Probe, dt_ms: float) -> ReportFile:
     node_ids = np.arange(probe.population.n) if probe.subset is None else probe.subset
     unit = next((unit for ending, unit in _UNITS.items() if probe.what.endswith(ending)), "")
     every_steps = to_steps(probe.every_ms or 0.0, dt_ms, "every_ms")
-    return ReportFile(path, probe.population.name, node_ids, dt_ms, every_steps, probe.what, unit, dtype=_kind(probe))
+    kind = np.int32 if _kind(probe) == np.int32 else np.float32  # SONATA has no float64
+    return ReportFile(path, probe.population.name, node_ids, dt_ms, every_steps, probe.what, unit, dtype=kind)
 
 
 def _kind(probe: Probe) -> type[np.generic]:
-    return np.int32 if isinstance(probe.population.model.states[probe.what], int) else np.float32
+    return probe.population.model.dtype_of(probe.what)
 
 
 def _frames(probe: Probe, pieces: list[Samples]) -> tuple[NDArray[np.int64], NDArray[np.generic]]:

@@ -84,7 +84,8 @@ class ShardRunner:
         shard = self.shard
         tallies = shard.found.tallies
         return BuildReport(
-            shard.static_synapses, shard.plastic_synapses, shard.synapse_bytes, int(tallies[:, CLIPPED].sum()),
+            shard.static_synapses + shard.rates.synapses, shard.plastic_synapses,
+            shard.synapse_bytes + shard.rates.nbytes, int(tallies[:, CLIPPED].sum()) + shard.rates.clipped,
             tallies[:, [CHANGED, TO_ZERO]].tolist(),
         )  # fmt: skip
 
@@ -190,6 +191,9 @@ class ShardRunner:
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
         return self.shard.list_synapses(self.network.projections[projection])
 
+    def read_rate_synapses(self, place: int) -> dict[str, NDArray[np.generic]]:
+        return self.shard.list_synapses(self.network.rate_projections[place])
+
     def level(self, modulator: int) -> float | None:
         return self.shard.level(modulator)
 
@@ -255,17 +259,18 @@ class ShardRunner:
             return []
         found: list[list[NDArray[np.uint32]]] = [[] for _ in rows]
         times: list[list[int]] = [[] for _ in rows]
-        position = 0
+        position, words = 0, 2 if self.shard.network.is_wide else 1
         for step in range(first, last + 1):
             for i, (_, _, places, every) in enumerate(rows):
                 if step % every == 0:
-                    found[i].append(samples[position : position + len(places)])
+                    size = len(places) * words
+                    found[i].append(samples[position : position + size])
                     times[i].append(step)
-                    position += len(places)
+                    position += size
         split = []
         for i, (probe, part, places, _) in enumerate(rows):
             if times[i]:
-                kind = np.int32 if isinstance(part.population.model.states[probe.what], int) else np.float32
-                values = np.stack(found[i]).view(kind)
+                kind = part.population.model.dtype_of(probe.what)
+                values = np.stack(found[i]).view(np.int64 if words == 2 and kind == np.int32 else kind).astype(kind)
                 split.append(Samples(probe.index, places, np.array(times[i], np.int64), values))
         return split

@@ -36,7 +36,7 @@ from neuraxis.errors import (
     SimulationClosed,
 )
 from neuraxis.machine import check_process_count
-from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection
+from neuraxis.network import Network, Neuromodulator, Population, Probe, Projection, RateProjection
 from neuraxis.network.devices import SpikeInput
 from neuraxis.network.grid import array_on_grid, array_to_steps, to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
@@ -192,7 +192,7 @@ class Simulation:
         to_file = None if record_to is None or not executor.leads else Path(record_to)
         self._recording = Recording(network, to_file, keep=record_to is None)
         self._executor = executor
-        expected = sum(p.expected_synapses for p in network.projections)
+        expected = sum(p.expected_synapses for p in (*network.projections, *network.rate_projections))
         self.compile_seconds = 0.0
         begun = time.perf_counter()
         try:
@@ -332,7 +332,8 @@ class Simulation:
             One value for all neurons, or one per neuron.
         """
         known = self._population_with(population, name)
-        whole = isinstance(known.model.states[name], int)
+        kind = known.model.dtype_of(name)
+        whole = kind == np.int32
         array = np.asarray(values)
         if array.dtype.kind not in "iuf" or (whole and array.dtype.kind == "f"):
             raise InvalidType(f"values: expected {'whole numbers' if whole else 'numbers'}, not {array.dtype}")
@@ -344,7 +345,7 @@ class Simulation:
             raise InvalidArgument("values: expected finite numbers")
         if array.size and max(-float(array.min()), float(array.max())) > (LARGEST_INT32 if whole else LARGEST_FLOAT32):
             raise InvalidArgument(f"values: beyond what {'int32' if whole else 'float32'} holds")
-        filled = np.broadcast_to(array.astype(np.int32 if whole else np.float32), (known.n,))
+        filled = np.broadcast_to(array.astype(kind), (known.n,))
         self._do("write_state", known.index, name, np.ascontiguousarray(filled))
 
     def silence(self, *populations: Population | str) -> None:
@@ -458,6 +459,8 @@ class Simulation:
             "pre", "post", "delay_steps" and "weight", each of shape (synapses,), sorted by post, then pre.
         """
         known = self._projection(projection)
+        if isinstance(known, RateProjection):
+            return self._do("read_rate_synapses", known.place)  # type: ignore[no-any-return]
         return self._do("read_synapses", known.index)  # type: ignore[no-any-return]
 
     def weights(self, projection: Projection | str) -> NDArray[np.generic]:
@@ -761,7 +764,10 @@ class Simulation:
         for population in self.network.populations if self.network.checks_finite else ():
             floats = [i for i, one in enumerate(population.model.states.values()) if isinstance(one, float)]
             names = list(population.model.states)
-            values = np.array([self._do("read_state", population.index, names[i]) for i in floats], np.float32)
+            values = np.array(
+                [self._do("read_state", population.index, names[i]) for i in floats],
+                np.float64 if self.network.is_wide else np.float32,
+            )
             bad = np.argwhere(~np.isfinite(values.T))
             if len(bad):
                 neuron, row = (int(one) for one in bad[0])
@@ -837,12 +843,11 @@ class Simulation:
         if not isinstance(projection, Projection | str):
             raise InvalidType(f"projection={projection!r}: expected a projection or its name")
         name = projection if isinstance(projection, str) else projection.name
-        for known in self.network.projections:
+        all_of_them = (*self.network.projections, *self.network.rate_projections)
+        for known in all_of_them:
             if known.name == name:
                 return known
-        raise InvalidArgument(
-            f"no projection {name!r}; there are {', '.join(p.name for p in self.network.projections) or 'none'}"
-        )
+        raise InvalidArgument(f"no projection {name!r}; there are {', '.join(p.name for p in all_of_them) or 'none'}")
 
     def _modulator(self, name: str) -> Neuromodulator:
         for known in self.network.neuromodulators:

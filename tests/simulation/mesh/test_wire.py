@@ -15,15 +15,18 @@ from neuraxis.simulation.mesh.wire import MOST_STEPS, RegionStatus, Window, pack
 HEAD = struct.Struct("<4sIqqqQ")
 
 
-def window(first: int = 3, last: int = 9, spikes: int = 4, epoch_ns: int = 0, digest: int = 7) -> Window:
+def window(
+    first: int = 3, last: int = 9, spikes: int = 4, epoch_ns: int = 0, digest: int = 7, outputs: int = 0
+) -> Window:
     after = np.linspace(0, last - first, spikes).astype(np.uint16)
-    return Window(first, last, after, np.arange(spikes, dtype=np.int32) * 3, epoch_ns, digest)
+    values = np.linspace(-1.0, 1.0, outputs, dtype=np.float32)
+    return Window(first, last, after, np.arange(spikes, dtype=np.int32) * 3, epoch_ns, digest, values)
 
 
 def assert_same(found: Window, expected: Window) -> None:
     for name in ("first", "last", "epoch_ns", "digest"):
         assert getattr(found, name) == getattr(expected, name)
-    for name in ("after", "ids"):
+    for name in ("after", "ids", "outputs"):
         assert getattr(found, name).dtype == getattr(expected, name).dtype
         assert getattr(found, name).tolist() == getattr(expected, name).tolist()
 
@@ -34,12 +37,15 @@ def assert_same(found: Window, expected: Window) -> None:
     st.lists(st.tuples(st.integers(0, 65535), st.integers(-(2**31), 2**31 - 1)), max_size=20),
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**64 - 1),
+    st.lists(st.floats(width=32, allow_nan=False), max_size=20),
 )
-def test_there_and_back(first: int, length: int, spikes: list[tuple[int, int]], epoch_ns: int, digest: int) -> None:
+def test_there_and_back(
+    first: int, length: int, spikes: list[tuple[int, int]], epoch_ns: int, digest: int, rates: list[float]
+) -> None:
     last = min(first + length, 2**31 - 2)
     after = np.array([one for one, _ in spikes], np.uint16)
     ids = np.array([one for _, one in spikes], np.int32)
-    given = Window(first, last, after, ids, epoch_ns, digest)
+    given = Window(first, last, after, ids, epoch_ns, digest, outputs=np.array(rates, np.float32))
     assert_same(unpack_window(pack_window(given)), given)
 
 
@@ -55,16 +61,19 @@ def test_any_bytes_are_no_window(payload: bytes) -> None:
         unpack_window(payload)
 
 
-@given(st.integers(0, 63), st.integers(0, 255), st.integers(0, 5))
-def test_a_changed_byte_gives_another_valid_window_or_an_error(place: int, byte: int, spikes: int) -> None:
-    payload = bytearray(pack_window(window(spikes=spikes)))
+@given(st.integers(0, 99), st.integers(0, 255), st.integers(0, 5), st.sampled_from([0, 3]))
+def test_a_changed_byte_gives_another_valid_window_or_an_error(
+    place: int, byte: int, spikes: int, outputs: int
+) -> None:
+    payload = bytearray(pack_window(window(spikes=spikes, outputs=outputs)))
     place %= len(payload)
     payload[place] = byte
     try:
         found = unpack_window(bytes(payload))
     except ValueError:
         return
-    assert len(found.ids) == len(found.after) == spikes
+    assert 6 * len(found.ids) + 4 * found.outputs.size == 6 * spikes + 4 * outputs
+    assert len(found.ids) == len(found.after)
     assert 1 <= found.first <= found.last < found.first + MOST_STEPS
 
 
@@ -94,8 +103,9 @@ def test_heads_that_lie(magic: bytes, n: int, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 4, 6, 20, HEAD.size, HEAD.size + 23])
-def test_windows_that_were_cut(cut: int) -> None:
-    payload = pack_window(window())
+@pytest.mark.parametrize("outputs", [0, 7])
+def test_windows_that_were_cut(cut: int, outputs: int) -> None:
+    payload = pack_window(window(outputs=outputs))
     with pytest.raises(ValueError, match="window"):
         unpack_window(payload[:-cut])
     with pytest.raises(ValueError, match="window"):

@@ -16,11 +16,10 @@ __all__ = ["CASES", "NETWORKS", "Brian2", "Case", "Nest"]
 
 
 class Nest(msgspec.Struct, frozen=True):
-    """A model of NEST with its parameters; without `currents` it takes none."""
+    """A model of NEST with its parameters."""
 
     model: str
     parameters: dict[str, Any] = {}
-    currents: bool = True
 
 
 class Brian2(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 _LIF = {"C_m": 250.0, "tau_m": 10.0, "E_L": -70.0, "V_th": -55.0, "V_reset": -70.0, "t_ref": 2.0}
 _COND = {"C_m": 250.0, "g_L": 16.6667, "E_L": -70.0, "V_th": -55.0, "V_reset": -60.0, "E_ex": 0.0, "E_in": -85.0}
 _LIF_RANGE = (300.0, 700.0)
+_TWO_RECEPTORS = {**_LIF, "tau_syn": [2.0, 2.0]}
 
 
 def _leaky(currents: str, more: str, **names_ms: float) -> Brian2:
@@ -91,24 +91,33 @@ dg_in/dt = -g_in / tau_in : 1
 I : 1
 """
 
-_HODGKIN_HUXLEY = Brian2(
-    equations="""\
-dv/dt = (10 * (-60 - v) - g_ex * v - g_in * (v + 80) + i_channels + I) / (200 * ms) : 1
-i_channels = -20000 * m**3 * h * (v - 50) - 6000 * n**4 * (v + 90) : 1
-dm/dt = (0.32 * 4 / exprel((-50 - v) / 4) * (1 - m) - 0.28 * 5 / exprel((v + 23) / 5) * m) / ms : 1
-dh/dt = (0.128 * exp((-46 - v) / 18) * (1 - h) - 4 / (1 + exp((-23 - v) / 5)) * h) / ms : 1
-dn/dt = (0.032 * 5 / exprel((-48 - v) / 5) * (1 - n) - 0.5 * exp((-53 - v) / 40) * n) / ms : 1
+# Brian2's COBAHH. Times are in ms, so a rate is a number divided by ms.
+_HH = """\
+dv/dt = (leak + channels + synapses + I) / (200 * ms) : 1
+leak = 10 * (-60 - v) : 1
+channels = 20000 * m**3 * h * (50 - v) + 6000 * n**4 * (-90 - v) : 1
+synapses = g_ex * (0 - v) + g_in * (-80 - v) : 1
+dm/dt = a_m * (1 - m) - b_m * m : 1
+dn/dt = a_n * (1 - n) - b_n * n : 1
+dh/dt = a_h * (1 - h) - b_h * h : 1
 dg_ex/dt = -g_ex / tau_ex : 1
 dg_in/dt = -g_in / tau_in : 1
+a_m = 0.32 * 4 / exprel((-50 - v) / 4) / ms : Hz
+b_m = 0.28 * 5 / exprel((v + 23) / 5) / ms : Hz
+a_h = 0.128 * exp((-46 - v) / 18) / ms : Hz
+b_h = 4 / (1 + exp((-23 - v) / 5)) / ms : Hz
+a_n = 0.032 * 5 / exprel((-48 - v) / 5) / ms : Hz
+b_n = 0.5 * exp((-53 - v) / 40) / ms : Hz
 I : 1
-""",
-    threshold="v > -20",
-    reset="",
-    method="exponential_euler",
-    refractory_ms=3.0,
-    names_ms={"tau_ex": 5.0, "tau_in": 10.0},
-    initial={"v": "-65"},
-)
+"""
+
+
+def _hodgkin_huxley(initial: dict[str, str], synapses: tuple[str, str] | None = None) -> Brian2:
+    return Brian2(
+        equations=_HH, threshold="v > -20", reset="", method="exponential_euler", refractory_ms=3.0,
+        names_ms={"tau_ex": 5.0, "tau_in": 10.0}, initial=initial, synapses=synapses,
+    )  # fmt: skip
+
 
 CASES = (
     Case(name="lif_delta", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_delta", _LIF), brian2=_leaky("", "")),
@@ -148,27 +157,19 @@ CASES = (
         current_pa=(400.0, 1200.0),
         nest=Nest("aeif_cond_exp"),
         brian2=Brian2(
-            equations=_ADEX, threshold="v >= 0", reset="v = -60; w += 80.5", method="rk2",
+            equations=_ADEX, threshold="v >= -40.4", reset="v = -60; w += 80.5", method="euler",
             names_ms={"tau_w": 144.0, "tau_ex": 0.2, "tau_in": 2.0}, initial={"v": "-70.6"},
         ),
     ),
-    Case(name="izhikevich", current_pa=(2.0, 15.0), nest=Nest("izhikevich"), brian2=_IZHIKEVICH),
-    Case(
-        name="poisson_source",
-        brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
-    ),
-    Case(name="spike_source"),
     Case(name="adex_cond_alpha", current_pa=(400.0, 1200.0), nest=Nest("aeif_cond_alpha")),
-    Case(name="gamma_source"),
-    *(Case(name=f"glif_{level}", current_pa=(200.0, 500.0)) for level in range(1, 6)),
-    Case(name="hh_alpha", current_pa=(300.0, 1000.0), nest=Nest("hh_psc_alpha")),
-    Case(name="hh_cond_exp", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub"), brian2=_HODGKIN_HUXLEY),
-    Case(name="hh_cond_exp_fine", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub")),
     Case(
-        name="lif_alpha_multi",
-        current_pa=_LIF_RANGE,
-        nest=Nest("iaf_psc_alpha_multisynapse", {**_LIF, "tau_syn": [2.0, 2.0]}),
+        name="hh_cond_exp",
+        current_pa=(100.0, 700.0),
+        nest=Nest("hh_cond_exp_traub"),
+        brian2=_hodgkin_huxley({"v": "-60", "m": "0.027", "h": "0.99", "n": "0.06"}),
     ),
+    Case(name="hh_cond_exp_fine", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub")),
+    Case(name="hh_alpha", current_pa=(300.0, 1000.0), nest=Nest("hh_psc_alpha")),
     Case(name="lif_cond_alpha", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_alpha", _COND)),
     Case(
         name="lif_cond_beta",
@@ -178,16 +179,43 @@ CASES = (
             {**_COND, "tau_rise_ex": 0.2, "tau_decay_ex": 2.0, "tau_rise_in": 0.5, "tau_decay_in": 8.0},
         ),
     ),
-    Case(
-        name="lif_exp_multi",
-        current_pa=_LIF_RANGE,
-        nest=Nest("iaf_psc_exp_multisynapse", {**_LIF, "tau_syn": [2.0, 2.0]}),
-    ),
-    Case(name="lif_nmda", current_pa=(300.0, 900.0)),
+    Case(name="lif_nmda", nest=Nest("iaf_bw_2001")),  # NEST injects no constant currents into this one and glif_psc
+    Case(name="lif_exp_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_exp_multisynapse", _TWO_RECEPTORS)),
+    Case(name="lif_alpha_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_alpha_multisynapse", _TWO_RECEPTORS)),
     Case(name="mat2", current_pa=(300.0, 700.0), nest=Nest("mat2_psc_exp")),
-    Case(name="parrot"),
-    Case(name="pp_delta", current_pa=(0.0, 500.0), nest=Nest("pp_psc_delta")),
     Case(name="qif", current_pa=(50.0, 400.0)),
+    *(
+        Case(
+            name=f"glif_{level}",
+            nest=Nest(
+                "glif_psc",
+                {
+                    "spike_dependent_threshold": level in (2, 4, 5),
+                    "after_spike_currents": level >= 3,
+                    "adapting_threshold": level == 5,
+                },
+            ),
+        )
+        for level in range(1, 6)
+    ),
+    Case(name="pp_delta", current_pa=(0.0, 500.0), nest=Nest("pp_psc_delta")),
+    Case(name="izhikevich", current_pa=(2.0, 15.0), nest=Nest("izhikevich"), brian2=_IZHIKEVICH),
+    Case(
+        name="poisson_source",
+        brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
+    ),
+    Case(name="gamma_source"),
+    Case(name="parrot", nest=Nest("parrot_neuron")),
+    Case(name="spike_source"),
+    Case(name="rate_linear", nest=Nest("lin_rate_ipn", {"sigma": 0.0})),
+    Case(name="rate_linear_output_noise", nest=Nest("lin_rate_opn", {"sigma": 0.0})),
+    Case(name="rate_tanh", nest=Nest("tanh_rate_ipn", {"sigma": 0.0})),
+    Case(name="rate_tanh_each", nest=Nest("tanh_rate_ipn", {"sigma": 0.0, "linear_summation": False})),
+    Case(name="rate_threshold_linear", nest=Nest("threshold_lin_rate_ipn", {"sigma": 0.0})),
+    Case(
+        name="rate_threshold_linear_each",
+        nest=Nest("threshold_lin_rate_ipn", {"sigma": 0.0, "linear_summation": False}),
+    ),
 )  # fmt: skip
 
 NETWORKS = (
@@ -218,6 +246,14 @@ dg_in/dt = -g_in / tau_in : 1
             names_ms={"tau_m": 20.0, "tau_ex": 5.0, "tau_in": 10.0},
             initial={"v": "-60 + rand() * 10", "g_ex": "4 + randn() * 1.5", "g_in": "20 + randn() * 12"},
             synapses=("g_ex += 0.6", "g_in += 6.7"),
+        ),
+    ),
+    Case(
+        name="cobahh",
+        network=True,
+        brian2=_hodgkin_huxley(
+            {"v": "-65 + randn() * 5", "g_ex": "40 + randn() * 15", "g_in": "200 + randn() * 120"},
+            ("g_ex += 6", "g_in += 67"),
         ),
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from neuraxis.bench.models.catalogue import CASES, NETWORKS, Case
 from neuraxis.bench.processes import ContenderFailed
 from neuraxis.bench.programs import run_program
 
-__all__ = ["OURS", "Entry", "Failure", "Plan", "Results", "Sample", "measure"]
+__all__ = ["OURS", "Entry", "Failure", "Plan", "Results", "Sample", "contenders", "measure"]
 
 OURS = "neuraxis"
 _FOLDER = Path(__file__).parent / "peers"
@@ -133,8 +133,8 @@ def measure(plan: Plan, left_out: Sequence[LeftOut] = (), progress: Progress | N
     entries = [
         Entry(case.name, simulator, [])
         for case in cases
-        for simulator in (OURS, *plan.peers)
-        if simulator == OURS or getattr(case, simulator) is not None
+        for simulator in contenders(plan, case.network)
+        if simulator == OURS or getattr(case, simulator.partition(" ")[0]) is not None
     ]
     failures: list[Failure] = []
     done = 0
@@ -155,16 +155,27 @@ def measure(plan: Plan, left_out: Sequence[LeftOut] = (), progress: Progress | N
                         running.remove(entry)
                         done += plan.repeats - number - 1
     state["machine"] |= {
-        entry.simulator: entry.samples[0].version for entry in entries if entry.samples and entry.simulator != OURS
+        entry.simulator: entry.samples[0].version
+        for entry in entries
+        if entry.samples and entry.simulator in plan.peers
     }
     return Results(plan=plan, entries=entries, left_out=list(left_out), failures=failures, **state)
+
+
+def contenders(plan: Plan, network: bool) -> list[str]:
+    """Return what takes turns: networks run on Brian2 also in float64, which is its default."""
+    found = [OURS, *plan.peers]
+    return [*found, "brian2 float64"] if network and "brian2" in plan.peers else found
 
 
 def _sample(plan: Plan, case: Case, simulator: str, folder: str) -> Sample:
     # -P keeps files of the working folder from being imported; older interpreters of peers lack the option.
     python = [sys.executable, "-P"] if simulator == OURS else [plan.peers_python]
-    text = json.dumps(_options(plan, case, simulator, folder))
-    line = run_program([*python, str(_PROGRAMS[simulator]), text], plan.limit_s)
+    program, _, precision = simulator.partition(" ")
+    options = _options(plan, case, program, f"{folder} {precision}".rstrip())
+    if precision:
+        options["precision"] = precision
+    line = run_program([*python, str(_PROGRAMS[program]), json.dumps(options)], plan.limit_s)
     try:
         return msgspec.json.decode(line, type=Sample)
     except msgspec.MsgspecError as error:
@@ -181,8 +192,7 @@ def _options(plan: Plan, case: Case, simulator: str, folder: str) -> dict[str, A
     }
     if simulator == "nest":
         assert case.nest is not None
-        options |= {"model": case.nest.model, "parameters": case.nest.parameters}
-        return options if case.nest.currents else options | {"current_pa": None}
+        return options | {"model": case.nest.model, "parameters": case.nest.parameters}
     if simulator == "brian2":
         options |= msgspec.to_builtins(case.brian2)
         return options | {"folder": folder} | ({"neurons": 4000} if case.network else {})

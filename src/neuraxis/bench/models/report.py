@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from neuraxis.bench.harness import Report, Table, Target, left_out_lines, machine_lines, ratio_text
 from neuraxis.bench.models.catalogue import CASES, NETWORKS, Case
-from neuraxis.bench.models.measure import OURS, Entry, Results
+from neuraxis.bench.models.measure import OURS, Entry, Results, contenders
 
 __all__ = ["report", "targets"]
+
+_RATIO = "A ratio says how many times as long the other simulator takes. Rates are spikes a second of a neuron."
+_SECONDS = "Processor seconds for a second of model time."
 
 # At most so many nanoseconds for a neuron and step, and at least so many times as fast as a peer.
 _WANTED_NS = {"adex": 30.0, "hh_cond_exp": 7.0}
@@ -19,22 +23,15 @@ _WANTED_RATIOS = (("adex", "nest", 10.0), ("cuba", "brian2", 5.0), ("coba", "bri
 
 def report(results: Results) -> Report:
     plan = results.plan
-    tables = [
-        Table(
-            f"Models: {plan.neurons:,} neurons without synapses",
-            ["model", *_peer_headings(results, "ns a neuron-step")],
-            [_row(results, case, 1.0) for case in CASES if results.entry(case.name, OURS)],
-            "A ratio says how many times as long the other simulator takes. Rates are spikes a second of a neuron.",
-            _ratios(results),
-        ),
-        Table(
-            "Networks: 4,000 neurons",
-            ["network", *_peer_headings(results, "s for 1 s")],
-            [_row(results, case, 4000 * 10_000 * 1e-9) for case in NETWORKS if results.entry(case.name, OURS)],
-            "Processor seconds for a second of model time.",
-            _ratios(results),
-        ),
-    ]
+    tables = []
+    for title, unit, cases, scale, meaning in (
+        (f"Models: {plan.neurons:,} neurons without synapses", "ns a neuron-step", CASES, 1.0, _RATIO),
+        ("Networks: 4,000 neurons", "s for 1 s", NETWORKS, 4000 * 10_000 * 1e-9, _SECONDS),
+    ):
+        simulators = contenders(plan, cases is NETWORKS)
+        rows = [_row(results, case, simulators, scale) for case in cases if results.entry(case.name, OURS)]
+        bold = [f"{peer} ratio" for peer in simulators[1:]]
+        tables.append(Table(title, ["name", *_headings(simulators, unit)], rows, meaning, bold))
     return Report(
         _data(results), _heading(results), [table for table in tables if table.rows], _notes(results), targets(results)
     )
@@ -56,29 +53,25 @@ def targets(results: Results) -> list[Target]:
     return found
 
 
-def _peer_headings(results: Results, unit: str) -> list[str]:
-    peers = results.plan.peers
+def _headings(simulators: Sequence[str], unit: str) -> list[str]:
+    peers = simulators[1:]
     return [
-        f"neuraxis {unit}",
+        f"{OURS} {unit}",
         *(heading for peer in peers for heading in (f"{peer} {unit}", f"{peer} ratio")),
-        *(f"{simulator} Hz" for simulator in (OURS, *peers)),
+        *(f"{simulator} Hz" for simulator in simulators),
     ]
 
 
-def _ratios(results: Results) -> list[str]:
-    return [f"{peer} ratio" for peer in results.plan.peers]
-
-
-def _row(results: Results, case: Case, scale: float) -> list[str]:
+def _row(results: Results, case: Case, simulators: Sequence[str], scale: float) -> list[str]:
     def time(entry: Entry | None) -> str:
         return "-" if entry is None else f"{entry.nanoseconds * scale:.3g}"
 
     def rate(entry: Entry | None) -> str:
         return "-" if entry is None else f"{entry.samples[0].rate_hz:.1f}"
 
-    entries = {simulator: results.entry(case.name, simulator) for simulator in (OURS, *results.plan.peers)}
+    entries = {simulator: results.entry(case.name, simulator) for simulator in simulators}
     cells = [case.name, time(entries[OURS])]
-    for peer in results.plan.peers:
+    for peer in simulators[1:]:
         cells += [time(entries[peer]), ratio_text(results.ratio(case.name, peer))]
     return cells + [rate(entry) for entry in entries.values()]
 
@@ -103,9 +96,9 @@ def _notes(results: Results) -> list[str]:
     if "brian2" in results.plan.peers:
         lines.append(
             "brian2 is a compiled C++ program in float32 with -O3 -march=native -ffast-math. Its methods: exact for "
-            "linear models and cuba, rk4 for lif_cond_exp, rk2 for adex, euler for izhikevich, exponential_euler for "
-            "coba and Hodgkin-Huxley. neuraxis solves linear models exactly, lif_cond_exp and coba by rk4, and adex in "
-            "8 substeps of Heun's method."
+            "linear models and cuba, rk4 for lif_cond_exp and coba, euler for adex (with a threshold of -40.4 mV, as "
+            "in its examples) and izhikevich, exponential_euler for Hodgkin-Huxley and cobahh. neuraxis solves linear "
+            "models exactly, lif_cond_exp and coba by rk4, and adex in 8 substeps of Heun's method."
         )
     return lines
 

@@ -26,8 +26,9 @@ from neuraxis.compiled.atomics import (
     store_release,
     yield_cpu,
 )
-from neuraxis.engine.codegen import BLOCK
+from neuraxis.engine.codegen import BLOCK, CONSTANTS
 from neuraxis.engine.cpu.learning import deliver_segment, flush, record_post_spike, reward, scale_weights
+from neuraxis.engine.cpu.rates import collect_outputs, gather_inputs, publish_outputs
 from neuraxis.engine.memory import array_of, call_poisson, call_update, f32, f64, i32, i64, u8, u32, u64
 from neuraxis.engine.random import mix
 from neuraxis.engine.tables import (
@@ -39,6 +40,7 @@ from neuraxis.engine.tables import (
     HISTORY_FULL,
     LONGEST_TICKS,
     NOT_FINITE,
+    NOT_FINITE_64,
     RHYTHM,
     TIMED_EVERY,
     WAITING,
@@ -96,6 +98,8 @@ def advance(
         if not there:
             return WAITING
         coming, own = _collect(control, t)
+        if control.output_slots > 0:
+            collect_outputs(control, t)
         for i in range(tables.shape[0]):
             # A spike has at most one segment in each slot.
             if tables[i].most + coming + 1 > tables[i].room:
@@ -116,11 +120,15 @@ def advance(
             _deliver_plastic(control, plastic[i], t)
             if timed:
                 plastic[i].ticks += min(cycles() - begun, LONGEST_TICKS)
+        if control.output_slots > 0:
+            gather_inputs(control, t)
         clock, spent = _lap(clock)
         control.delivered += spent
         _update_modulators(control, modulators, releases, t)
         _update_signals(control, modulators, t)
         _update_slices(control, slices, poissons, pulses, plastic, t, timed)
+        if control.output_slots > 0:
+            publish_outputs(control, slices, t)
         _learn(plastic, t)
         clock, spent = _lap(clock)
         control.updated += spent
@@ -306,6 +314,9 @@ def _deliver_static(control: Any, table: Any, t: Any) -> None:
     due[slot] = 0
     segments = u64(table.calendar + slot * table.room * 8, table.room)
     address = table.words_address
+    if table.weights:
+        control.events += _deliver_int64(table, address, segments, n)
+        return
     accumulators = i32(table.accumulators, 1 << 40)
     events = np.uint64(0)
     for i in range(min(_AHEAD, n)):
@@ -334,6 +345,21 @@ def _deliver_static(control: Any, table: Any, t: Any) -> None:
                 accumulators[np.uint64(word & np.uint32(0xFFFF))] += (np.int32(word) >> np.int32(16)) << shift
             events += size
     control.events += np.int64(events)
+
+
+@inner_function
+def _deliver_int64(table: Any, address: Any, segments: Any, n: Any) -> Any:
+    """Add the 64-bit weights of segments to int64 accumulators; return the number of synapses."""
+    accumulators = i64(table.accumulators, 1 << 40)
+    wide, weights = u64(address, 1 << 40), i64(table.weights, 1 << 40)
+    events = np.int64(0)
+    for i in range(n):
+        start = segments[i] & _LOW
+        size = (segments[i] >> np.uint64(32)) & _SIZE
+        for k in range(start, start + size):
+            accumulators[(wide[k] >> np.uint64(32)) & _TARGET] += weights[k]
+        events += np.int64(size)
+    return events
 
 
 @inner_function
@@ -406,7 +432,10 @@ def _update_signals(control: Any, modulators: Any, t: Any) -> None:
         signals[modulators.shape[0] + r] = max(cosine, bits_to_float32(np.uint32(rows[r].floor)))
     bindings = i64(control.bindings, 2 * control.binding_count)
     for i in range(control.binding_count):
-        f32(bindings[2 * i], 1)[0] = signals[bindings[2 * i + 1]]
+        if control.wide:
+            f64(bindings[2 * i], 1)[0] = signals[bindings[2 * i + 1]]
+        else:
+            f32(bindings[2 * i], 1)[0] = signals[bindings[2 * i + 1]]
 
 
 @inner_function
@@ -451,12 +480,18 @@ def _update_slice(control: Any, part: Any, place: Any, poissons: Any, pulses: An
     each_flag = u8(flags, BLOCK)
     eight_flags = u64(flags, BLOCK // 8)
     current = np.float32(0.0)
+    wide_current = 0.0
     for i in range(part.pulse_first, part.pulse_end):
         if pulses[i].values == 0:
             if pulses[i].start < t and t <= pulses[i].stop:
-                current += bits_to_float32(np.uint32(pulses[i].bits))
+                if control.wide:
+                    wide_current += f64(pulses[i].bits, 1)[0]
+                else:
+                    current += bits_to_float32(np.uint32(pulses[i].bits))
         elif t == pulses[i].start + 1 or t == pulses[i].stop + 1:
-            set_currents(part, pulses, t)
+            set_currents(part, pulses, t, control.wide)
+    if control.wide:
+        f64(part.constants, CONSTANTS)[CONSTANTS - 1] = wide_current
     inputs = u64(part.input, part.input_count)
     counts = i32(part.counts, part.n)
     for b in range((part.n + BLOCK - 1) // BLOCK):
@@ -465,9 +500,9 @@ def _update_slice(control: Any, part: Any, place: Any, poissons: Any, pulses: An
         size = min(BLOCK, part.n - b * BLOCK)
         for i in range(part.poisson_first, part.poisson_end):
             if poissons[i].start < t and t <= poissons[i].stop:
-                _poisson(poissons[i], block + part.stream_bytes, accumulators, size, b)
+                _poisson(control, poissons[i], block + part.stream_bytes, accumulators, size, b)
         call_update(part.update, block, accumulators, flags, size, part.constants, current, t)
-        if checks and control.unstable_step == 0 and _has_not_finite(part, block, size):
+        if checks and control.unstable_step == 0 and _has_not_finite(control, part, block, size):
             _record_instability(control, part, place, block, b * BLOCK, size, t)
         while part.input_position < part.input_count:
             due = np.int64(inputs[part.input_position])
@@ -505,9 +540,16 @@ def is_check_step(t: Any) -> Any:
 
 
 @inner_function
-def _has_not_finite(part: Any, block: Any, size: Any) -> Any:
+def _has_not_finite(control: Any, part: Any, block: Any, size: Any) -> Any:
     """Return True if a state of a block is infinite or NaN; the loop vectorises, and the block is in the cache."""
     rows = i64(part.floats, part.float_count)
+    if control.wide:
+        highest = np.uint64(0)
+        for j in range(part.float_count):
+            wide_row = u64(block + rows[j] * BLOCK * 8, BLOCK)
+            for k in range(np.uint64(size)):
+                highest = max(highest, wide_row[k] & np.uint64(0x7FFFFFFFFFFFFFFF))
+        return highest >= np.uint64(NOT_FINITE_64)
     largest = np.uint32(0)
     for j in range(part.float_count):
         row = u32(block + rows[j] * BLOCK * 4, BLOCK)
@@ -525,8 +567,13 @@ def _record_instability(control: Any, part: Any, place: Any, block: Any, first: 
     rows = i64(part.floats, part.float_count)
     for k in range(size):
         for j in range(part.float_count):
-            bits = u32(block + rows[j] * BLOCK * 4, BLOCK)[k]
-            if bits & np.uint32(0x7FFFFFFF) >= np.uint32(NOT_FINITE):
+            if control.wide:
+                bits = u64(block + rows[j] * BLOCK * 8, BLOCK)[k]
+                found = bits & np.uint64(0x7FFFFFFFFFFFFFFF) >= np.uint64(NOT_FINITE_64)
+            else:
+                bits = np.uint64(u32(block + rows[j] * BLOCK * 4, BLOCK)[k])
+                found = bits & np.uint64(0x7FFFFFFF) >= np.uint64(NOT_FINITE)
+            if found:
                 control.unstable_step = t
                 control.unstable_part = place
                 control.unstable_neuron = first + k
@@ -536,8 +583,16 @@ def _record_instability(control: Any, part: Any, place: Any, block: Any, first: 
 
 
 @inner_function
-def _poisson(given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None:
+def _poisson(control: Any, given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None:
     target = accumulators + given.receptor_bytes
+    sums = i64(target, BLOCK)
+    if given.function and control.wide:
+        counts = i32(control.poisson_counts, BLOCK)
+        call_poisson(given.function, stream, control.poisson_counts, n, given.table, np.int32(1))
+        for k in range(n):
+            sums[k] += counts[k] * given.weight
+            counts[k] = 0
+        return
     if given.function:
         call_poisson(given.function, stream, target, n, given.table, np.int32(given.weight))
         return
@@ -559,13 +614,19 @@ def _poisson(given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None
             count += 1
             probability = probability * mean / count
             reached += probability
-        a[k] += np.int32(count * given.weight)
+        if control.wide:
+            sums[k] += count * given.weight
+        else:
+            a[k] += np.int32(count * given.weight)
 
 
 @inner_function
-def set_currents(part: Any, pulses: Any, t: Any) -> None:
+def set_currents(part: Any, pulses: Any, t: Any, wide: Any) -> None:
     """Set the row of currents that differ between neurons to the sum of those active in step t."""
     if part.current_row < 0:
+        return
+    if wide:
+        _set_wide_currents(part, pulses, t)
         return
     for b in range((part.n + BLOCK - 1) // BLOCK):
         row = f32(part.blocks + b * part.block_bytes + part.current_row, BLOCK)
@@ -574,6 +635,18 @@ def set_currents(part: Any, pulses: Any, t: Any) -> None:
             for i in range(part.pulse_first, part.pulse_end):
                 if pulses[i].values != 0 and pulses[i].start < t and t <= pulses[i].stop:
                     total += f32(pulses[i].values, part.n)[b * BLOCK + k]
+            row[k] = total
+
+
+@inner_function
+def _set_wide_currents(part: Any, pulses: Any, t: Any) -> None:
+    for b in range((part.n + BLOCK - 1) // BLOCK):
+        row = f64(part.blocks + b * part.block_bytes + part.current_row, BLOCK)
+        for k in range(min(BLOCK, part.n - b * BLOCK)):
+            total = 0.0
+            for i in range(part.pulse_first, part.pulse_end):
+                if pulses[i].values != 0 and pulses[i].start < t and t <= pulses[i].stop:
+                    total += f64(pulses[i].values, part.n)[b * BLOCK + k]
             row[k] = total
 
 
@@ -600,6 +673,13 @@ def _sample(control: Any, probe: Any) -> None:
     samples = u32(control.samples, control.sample_room)
     ids = i64(probe.ids, probe.count)
     n = control.sampled
+    if control.wide:
+        for i in range(probe.count):
+            k = ids[i]
+            at = probe.blocks + (k // BLOCK) * probe.block_bytes + probe.row * BLOCK * 8 + (k % BLOCK) * 8
+            samples[n + 2 * i], samples[n + 2 * i + 1] = u32(at, 2)[0], u32(at, 2)[1]
+        control.sampled = n + 2 * probe.count
+        return
     for i in range(probe.count):
         k = ids[i]
         row = probe.blocks + (k // BLOCK) * probe.block_bytes + probe.row * BLOCK * 4

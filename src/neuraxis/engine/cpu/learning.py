@@ -156,7 +156,7 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     targets = u32(table.targets, table.synapses)
     weights = f32(table.weights, table.synapses)
     stride = np.uint64(table.accumulator_stride)
-    accumulators = i32(table.accumulators, 1 << 40)
+    accumulators, sums = i32(table.accumulators, 1 << 40), i64(table.accumulators, 1 << 40)
     inverse_lsb = p.inverse_lsb
     if kind == PLAIN or kind == SHORT_TERM:
         if kind == SHORT_TERM:
@@ -164,7 +164,10 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
         for j in range(start, end):
             k = np.uint64(targets[j])
             place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
-            accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
+            if table.wide_sums:
+                sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
+            else:
+                accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
         return np.int64(end - start)
 
     emitted = now - delay
@@ -184,7 +187,10 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
         k = np.uint64(targets[j])
         place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
         if frozen:
-            accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
+            if table.wide_sums:
+                sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
+            else:
+                accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
             continue
         value = eligibilities[j] if kind == REWARD else weights[j]
         m = _spikes_that_arrived(k, delay, emitted, post_count, post_steps, capacity)
@@ -196,7 +202,10 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
             eligibilities[j] = value - p.rate_minus * post
         else:
             weights[j] = _depressed(kind, value, post, p)
-        accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
+        if table.wide_sums:
+            sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
+        else:
+            accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
     traces[s] = decayed(trace, decay_plus, emitted - last) + _ONE
     last_steps[s] = emitted
     applied[s] = emitted

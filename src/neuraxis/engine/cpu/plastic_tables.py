@@ -78,7 +78,7 @@ class PlasticTable:
         self.eligibilities = np.zeros(self.synapses if self.kind == w.REWARD else 1, np.float32)
         self.describe_arrays()
 
-    def describe(self, row: np.void, accumulators: NDArray[np.int32], place: int) -> None:
+    def describe(self, row: np.void, accumulators: NDArray[Any], place: int) -> None:
         """Write the description of the table to `row`, which the kernels read from now on.
 
         Weights are added to accumulator number `place` of the targets.
@@ -90,7 +90,8 @@ class PlasticTable:
         row["rows"] = projection.pre.n
         row["classes"] = len(self.delays)
         row["synapses"] = self.synapses
-        row["accumulators"] = accumulators.ctypes.data + 4 * self.accumulators.row(place)
+        row["accumulators"] = accumulators.ctypes.data + accumulators.itemsize * self.accumulators.row(place)
+        row["wide_sums"] = accumulators.itemsize == 8
         row["accumulator_stride"] = self.accumulators.stride
         row["post_n"] = self.accumulators.part.n
         row["every"] = self.every

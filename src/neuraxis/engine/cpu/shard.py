@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,14 @@ from neuraxis.engine.codegen import BLOCK, update_function
 from neuraxis.engine.cpu.advance import advance, schedule_again, set_currents
 from neuraxis.engine.cpu.learning import flush_tables, update_full_flags
 from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static
+from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.static_tables import BuildTally, StaticTable, build_static_tables
 from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import poisson_kernel, poisson_table
 from neuraxis.engine.spikes import Listener, SpikeBuffers, level_listeners, longest_delay
 from neuraxis.errors import InvalidArgument
-from neuraxis.network import Network, Probe, Projection
+from neuraxis.network import Network, Probe, Projection, RateProjection
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.grid import array_to_steps, to_steps
 from neuraxis.network.modulation import cosine_table
@@ -82,7 +84,7 @@ class Shard:
         self._calendars: list[NDArray[np.uint64]] = []
         # Arrays that the rows of Poisson inputs, currents and slices point to.
         self._poisson_tables: list[NDArray[np.generic]] = []
-        self._pulse_values: list[NDArray[np.float32] | None] = []
+        self._pulse_values: list[Any] = []  # NDArray or None
         self._masks: list[NDArray[np.uint8]] = []
         self._due = np.zeros((0, 0), np.int64)
         self.parts = make_parts(network, self.slices)
@@ -90,11 +92,12 @@ class Shard:
         size = max(
             (p.accumulators.first + p.accumulators.blocks * p.accumulators.stride for p in self.parts), default=1
         )
-        self.accumulators = np.zeros(size, np.int32)
+        self.accumulators: NDArray[Any] = np.zeros(size, np.int64 if network.is_wide else np.int32)
         self.static = self._make_static(progress)
         self.plastic_held = self._make_plastic(progress)  # for readers that need no single synapse
         self.plastic = self.plastic_held
         self.found.check()
+        self.rates = Rates(network, placement, me, self.held, spike_buffers, progress)
         self.spikes_installed = 0  # number of counted spikes that a restored state brought
         self.silent: frozenset[int] = frozenset()
         self.frozen: frozenset[int] = frozenset()
@@ -218,7 +221,10 @@ class Shard:
         if not step:
             return []
         part = self.held[place].part
-        value = float(np.array(bits, np.uint32).view(np.float32))
+        if self.network.is_wide:
+            value = float(np.array(bits, np.int64).view(np.float64))
+        else:
+            value = float(np.array(bits, np.uint32).view(np.float32))
         return [step, part.population, part.first + neuron, state, value]
 
     @property
@@ -239,6 +245,8 @@ class Shard:
         Weights are those in use: what a spike that arrives now adds, rounded to the accumulator's scale, without the
         factor of short-term plasticity. Static synapses are drawn again. Sorted by post, then pre, then delay.
         """
+        if isinstance(projection, RateProjection):
+            return self.rates.list_synapses(projection)
         part = next((one for one in self.held if one.part.population == projection.post.index), None)
         if part is None:
             none = np.zeros(0, np.int64)
@@ -342,6 +350,7 @@ class Shard:
         self._history_ids = np.zeros((slots, neurons), np.int32)
         self._history_first = np.concatenate(([0], np.cumsum(held)[:-1])).astype(np.int64)
         self._flags = np.zeros(BLOCK + 8, np.uint8)
+        self._poisson_counts = np.zeros(BLOCK, np.int32)
         self._spikes = np.zeros(populations, np.int64)
 
         self.slice_rows = np.zeros(len(self.parts), w.SLICE)
@@ -360,7 +369,8 @@ class Shard:
             row["wide"] = static.wide
             row["classes"] = len(static.delays)
             row["delays"] = static.delays.ctypes.data
-            row["accumulators"] = self.accumulators.ctypes.data + 4 * static.first_accumulator
+            row["accumulators"] = self.accumulators.ctypes.data + self.accumulators.itemsize * static.first_accumulator
+            row["weights"] = static.weights.ctypes.data if network.is_wide else 0
             row["first_rows"] = static.first_rows.ctypes.data
             row["shifts"] = static.shifts.ctypes.data
         self._due = np.zeros((len(self.static), slots), np.int64)
@@ -383,6 +393,7 @@ class Shard:
         control["neurons"] = neurons
         control["buffer_slots"] = self.spike_buffers.slots
         control["checks"] = network.checks_finite
+        control["wide"] = network.is_wide
         control["rhythm_count"], control["binding_count"] = len(network.rhythms), len(self._bindings)
         control["record_room"], control["largest_step_record"] = len(self._record), recorded
         control["sample_room"], control["largest_step_sample"] = len(self._samples), sampled
@@ -400,11 +411,13 @@ class Shard:
             ("cosines", cosine_table()),
             ("bindings", self._bindings),
             ("flags", self._flags),
+            ("poisson_counts", self._poisson_counts),
             ("record", self._record),
             ("samples", self._samples),
             ("spikes", self._spikes),
         ):
             control[column] = array.ctypes.data
+        self.rates.describe(control)
 
     def _describe_signals(self) -> None:
         """Fill the tables of neuromodulators, rhythms and the constants bound to them."""
@@ -433,7 +446,7 @@ class Shard:
         places |= {one.name: modulators + one.index for one in network.rhythms}
         self._bindings = np.array(
             [
-                [part.constants.ctypes.data + 4 * word, places[signal]]
+                [part.constants.ctypes.data + part.constants.itemsize * word, places[signal]]
                 for part in self.parts
                 for word, signal in part.signal_places().items()
             ],
@@ -454,19 +467,19 @@ class Shard:
         layout, first, last = part.layout, part.part.first, part.part.last
         row["update"] = self._kernel_of(part)
         row["blocks"] = part.blocks.ctypes.data
-        row["block_bytes"] = part.blocks.shape[1] * BLOCK * 4
+        row["block_bytes"] = part.blocks.shape[1] * layout.row_bytes
         row["n"] = part.part.n
-        row["accumulators"] = self.accumulators.ctypes.data + 4 * part.accumulators.first
-        row["accumulator_bytes"] = 4 * part.accumulators.stride
+        row["accumulators"] = self.accumulators.ctypes.data + self.accumulators.itemsize * part.accumulators.first
+        row["accumulator_bytes"] = self.accumulators.itemsize * part.accumulators.stride
         row["first_id"] = population.first_id + first
         row["population"] = population.index
         row["constants"] = part.constants.ctypes.data
-        row["stream_bytes"] = (layout.stream or 0) * BLOCK * 4
+        row["stream_bytes"] = (layout.stream or 0) * layout.row_bytes
         row["counts"] = part.spike_counts.ctypes.data
         floats = np.flatnonzero(~np.array(layout.is_integer, bool)).astype(np.int64)
         self._keep.append(floats)
         row["floats"], row["float_count"] = floats.ctypes.data, len(floats)
-        row["current_row"] = -1 if layout.current is None else layout.current * BLOCK * 4
+        row["current_row"] = -1 if layout.current is None else layout.current * layout.row_bytes
 
         row["poisson_first"] = len(poissons)
         for given in network.poisson_inputs:
@@ -477,7 +490,7 @@ class Shard:
                 self._poisson_tables.append(table)
                 start, stop = _interval(given.start_ms, given.stop_ms, dt_ms)
                 weight = int(np.rint(given.weight / 2.0**exponent))
-                row_bytes = place * BLOCK * 4
+                row_bytes = place * BLOCK * self.accumulators.itemsize
                 poissons.append((self._poisson_kernel(table), table.ctypes.data, weight, row_bytes, start, stop))
         row["poisson_end"] = len(poissons)
 
@@ -486,9 +499,12 @@ class Shard:
             if current.population.index == population.index:
                 start, stop = _interval(current.start_ms, current.stop_ms, dt_ms)
                 if isinstance(current.amplitude_pa, np.ndarray):
-                    values = np.ascontiguousarray(current.amplitude_pa[first:last], np.float32)
+                    values = np.ascontiguousarray(current.amplitude_pa[first:last], part.blocks.dtype)
                     self._pulse_values.append(values)
                     pulses.append((start, stop, 0, values.ctypes.data))
+                elif network.is_wide:
+                    self._pulse_values.append(np.array([current.amplitude_pa]))
+                    pulses.append((start, stop, self._pulse_values[-1].ctypes.data, 0))
                 else:
                     self._pulse_values.append(None)
                     pulses.append((start, stop, _bits(current.amplitude_pa), 0))
@@ -526,12 +542,12 @@ class Shard:
         rows, sampled = [], 0
         for probe, part, _, ids in self.sampled_parts():
             self._keep.append(ids)
-            sampled += len(ids)
+            sampled += len(ids) * (2 if self.network.is_wide else 1)
             every = to_steps(probe.every_ms or 0.0, self.network.dt_ms, "every_ms")
             rows.append(
                 (
                     part.blocks.ctypes.data,
-                    part.blocks.shape[1] * BLOCK * 4,
+                    part.blocks.shape[1] * part.layout.row_bytes,
                     part.layout.states.index(probe.what),
                     every,
                     ids.ctypes.data,
@@ -563,11 +579,12 @@ class Shard:
         self.control["step"] = step
         self._merge_inputs()
         for row in self.slice_rows:
-            _set_currents(row, self.pulse_rows, step + 1)
+            _set_currents(row, self.pulse_rows, step + 1, self.network.is_wide)
 
     def jump(self, step: int) -> None:
         """Continue after `step` with unchanged neurons, as if none had spiked in the skipped steps."""
         self._history_offsets[:] = 0
+        self.rates.jump(step, self.parts)
         self.schedule_again(step)
         self.resume(step)
 
@@ -633,7 +650,8 @@ class Shard:
             if row["silent"] and part.part.population not in silent:
                 size = part.accumulators.blocks * part.accumulators.stride
                 self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
-                _set_currents(row, self.pulse_rows, self.step + 1)  # a current may have started or stopped meanwhile
+                # A current may have started or stopped meanwhile.
+                _set_currents(row, self.pulse_rows, self.step + 1, self.network.is_wide)
             row["silent"] = part.part.population in silent
         self.silent = frozenset(silent)
 
@@ -659,5 +677,5 @@ def _bits(value: float) -> int:
 
 
 @compiled
-def _set_currents(part: np.void, pulses: NDArray[np.void], t: int) -> None:
-    set_currents(part, pulses, t)
+def _set_currents(part: np.void, pulses: NDArray[np.void], t: int, wide: bool) -> None:
+    set_currents(part, pulses, t, wide)

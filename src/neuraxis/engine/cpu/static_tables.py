@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.codegen import BLOCK
 from neuraxis.engine.cpu.synapses import COUNT, NARROW, TALLY_WORDS, WIDE, count_to_starts, scan_targets, sort_rows
-from neuraxis.engine.encoding import Drawn, EncodedRule, encode_rule
+from neuraxis.engine.encoding import EncodedDistribution, EncodedRule, encode_rule
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
 from neuraxis.errors import AccumulatorOverflow, InvalidArgument
 from neuraxis.network import Network, Projection, Values
-from neuraxis.network.fixed_point import SUM_LIMIT, poisson_count_bound
+from neuraxis.network.fixed_point import poisson_count_bound
 from neuraxis.network.grid import array_to_steps
 
 __all__ = ["Accumulators", "BuildTally", "Scan", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts"]
@@ -77,6 +77,7 @@ class StaticTable:
     first_accumulator: int
     first_rows: NDArray[np.int64]
     shifts: NDArray[np.int64]
+    weights: NDArray[np.int64] = field(default_factory=lambda: _NO_LOAD)  # of networks in float64
 
     @property
     def synapses(self) -> int:
@@ -84,7 +85,7 @@ class StaticTable:
 
     @property
     def nbytes(self) -> int:
-        return self.index.nbytes + self.words.nbytes
+        return self.index.nbytes + self.words.nbytes + self.weights.nbytes
 
 
 class BuildTally:
@@ -120,11 +121,11 @@ class BuildTally:
                 if one.population.index == index and network.accumulator_of(one)[0] == row
             )
             worst = int(np.argmax(total))
-            if total[worst] >= SUM_LIMIT:
+            if total[worst] >= network.sum_limit:
                 used = network.accumulators(population)[row]
                 raise AccumulatorOverflow(
                     population.name, population.model.receptors[used.receptor], part.first + worst,
-                    float(total[worst]) * 2.0**used.exponent, float(SUM_LIMIT) * 2.0**used.exponent,
+                    float(total[worst]) * 2.0**used.exponent, float(network.sum_limit) * 2.0**used.exponent,
                 )  # fmt: skip
 
 
@@ -145,6 +146,8 @@ def build_static_tables(
 
 def narrow_shifts(network: Network) -> dict[int, int]:
     """Return the shift of the weights of each static projection (by index) that can be stored narrow."""
+    if network.is_wide:
+        return {}
     needed: dict[int, int] = {}
     allowed: dict[int, int] = {}
     for projection in network.projections:
@@ -179,9 +182,9 @@ def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArra
     """Return all delays in steps that synapses of these projections can have."""
     steps: set[int] = set()
     for projection in projections:
-        drawn = Drawn.of(projection.delay_ms)
-        if len(drawn.values):
-            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(drawn.values, network.dt_ms, "delay_ms"))}
+        delay = EncodedDistribution.of(projection.delay_ms)
+        if len(delay.values):
+            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(delay.values, network.dt_ms, "delay_ms"))}
         else:
             low, high = network.delay_bounds_steps(projection)
             steps |= set(range(low, high + 1))
@@ -214,10 +217,11 @@ class Scan:
         words: NDArray[np.uint32] | NDArray[np.uint64],
         plastic: tuple[NDArray[np.uint32], NDArray[np.float32]],
         load: NDArray[np.int64] = _NO_LOAD,
+        wide_weights: NDArray[np.int64] = _NO_LOAD,
     ) -> None:
         """Count or store the synapses: call `synapses.scan_targets`."""
         projection, rule, dt_ms = self.projection, self.rule, self.network.dt_ms
-        weight, delay = Drawn.of(projection.weight), Drawn.of(projection.delay_ms)
+        weight, delay = EncodedDistribution.of(projection.weight), EncodedDistribution.of(projection.delay_ms)
         class_of_delay = np.full(int(self.delays.max()) + 1, -1, np.int32)
         class_of_delay[self.delays] = np.arange(len(self.delays))
         room = max(1, rule.longest_row)
@@ -226,10 +230,10 @@ class Scan:
             rule.listed_order, self.slice_first, weight.kind, weight.parameters, weight.values, delay.kind,
             delay.parameters, delay.values, dt_ms, class_of_delay, self.index_classes, self.first_row,
             self.receptor_offset, self.block_stride, self.inverse_lsb,
-            float(LARGEST_NARROW if self.narrow else 2**31 - 1), self.index, words.view(np.uint32), *plastic,
-            normal_table(),
+            float(LARGEST_NARROW if self.narrow else self.network.sum_limit - 1), self.index, words.view(np.uint32),
+            *plastic, normal_table(),
             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64), self.tally, load, self.shift,
-            round(projection.largest_weight * self.inverse_lsb) if projection.has_changing_weights else 0,
+            round(projection.largest_weight * self.inverse_lsb) if projection.has_changing_weights else 0, wide_weights,
         )  # fmt: skip
 
 
@@ -310,12 +314,15 @@ def _build(
     def run(mode: int, words: NDArray[np.uint32] | NDArray[np.uint64]) -> None:
         for job, (one, first, last) in work:
             load = _NO_LOAD if mode == COUNT else found.load_of(job.projection, one.part)
-            job.run(mode, words, _NOT_PLASTIC, load)
+            job.run(mode, words, _NOT_PLASTIC, load, wide_weights)
             if mode != COUNT:
                 progress(round(job.projection.expected_synapses * (last - first) / max(1, one.blocks)))
 
+    wide_weights = _NO_LOAD
     run(COUNT, _words(0, wide))
     words = _words(count_to_starts(index), wide)
+    if network.is_wide:
+        wide_weights = np.zeros(len(words), np.int64)
     if len(index) > 2 and int(np.diff(index[1:]).max()) >= LARGEST_SEGMENT:
         raise InvalidArgument(
             f"a neuron of {' or '.join({p.pre.name: 0 for p in projections})} has {LARGEST_SEGMENT:,} synapses "
@@ -324,7 +331,9 @@ def _build(
     run(WIDE if wide else NARROW, words)
     if wide:
         sort_rows(index, words)
-    return StaticTable(index, words, wide, delays, first_accumulator, first_rows, pop_shifts)
+    if network.is_wide:  # until now, the words have the places of the weights
+        wide_weights = wide_weights[words & np.uint64(0xFFFFFFFF)]
+    return StaticTable(index, words, wide, delays, first_accumulator, first_rows, pop_shifts, wide_weights)
 
 
 def _words(n: int, wide: bool) -> NDArray[np.uint32] | NDArray[np.uint64]:

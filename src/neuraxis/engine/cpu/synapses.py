@@ -215,6 +215,7 @@ def scan_targets(
     load: Any,  # int64 by neuron of the slice: sum of its weights in the accumulator's unit; empty: not needed
     shift: int,  # from the unit of the words to that of the accumulator
     most: int,  # largest value of a plastic weight in the accumulator's unit; 0: static
+    wide_weights: Any,  # int64 by synapse: weights beyond 32 bits, whose place is stored with the target; or empty
 ) -> None:
     kind, projection, n_pre = rule[0], rule[1], rule[2]
     longest = len(class_of_delay) - 1
@@ -301,6 +302,9 @@ def scan_targets(
                 if mode == NARROW:
                     words[position] = np.uint32((fixed & 0xFFFF) << 16 | accumulator)
                 else:
+                    if len(wide_weights) > 0:
+                        wide_weights[position] = fixed
+                        fixed = position
                     wide_words[position] = _u(classes[j]) << _u(48) | _u(accumulator << 32 | (fixed & 0xFFFFFFFF))
 
 

@@ -70,6 +70,12 @@ class CudaShard(Shard):
         *,
         device: Device,
     ) -> None:
+        if network.is_wide:
+            raise InvalidArgument(
+                f'precision="float64" runs on CPUs only: the kernels of {device.name} compute in float32. Use '
+                'device="cpu", or Network(precision="float32").'
+            )
+        _refuse_rates(network, device)
         self._device = device
         # Which side is up to date; both are after the host's arrays were read.
         self._host_is_fresh, self._device_is_fresh = True, False
@@ -533,6 +539,15 @@ class CudaShard(Shard):
     def jump(self, step: int) -> None:
         self.take_over()
         super().jump(step)
+
+
+def _refuse_rates(network: Network, device: Device) -> None:
+    for population in network.populations:
+        if population.model.rate_inputs:
+            raise InvalidArgument(
+                f"{population.name!r}: {population.model.name} has rate inputs, and continuous connections need a CPU: "
+                f"blocks of neurons on {device.name} exchange spikes only. Use device='cpu'."
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from neuraxis.engine.cpu.static_tables import LARGEST_NARROW, BuildTally, narrow
 from neuraxis.engine.cuda.device import Device, Memory, Program
 from neuraxis.engine.cuda.grid import HEAD_BYTES, Grid, first_places
 from neuraxis.engine.cuda.tables import JOB, TALLY, TREE, TREE_LEVEL
-from neuraxis.engine.encoding import Drawn, encode_rule
+from neuraxis.engine.encoding import EncodedDistribution, encode_rule
 from neuraxis.engine.neurons import NeuronPart
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
@@ -225,7 +225,7 @@ class Jobs:
         network = self._network
         rule = encode_rule(projection, part.part, network.seed, totals=False)
         kind, index, n_pre, no_self, distinct, share, groups, n_post = (int(one) for one in rule.words)
-        weight, delay = Drawn.of(projection.weight), Drawn.of(projection.delay_ms)
+        weight, delay = EncodedDistribution.of(projection.weight), EncodedDistribution.of(projection.delay_ms)
         counts = self.put(rule.counts)
         if isinstance(projection.rule, FixedTotalNumber) and projection.rule.multapses:
             in_degrees = np.zeros(n_post, np.int64)

@@ -64,6 +64,7 @@ _INTEGER_FUNCTIONS = {
     "int_power": "power_int",
     "shift_left": "shifted_left",
     "shift_right": "shifted_right",
+    "within": "index_within",
 }
 _TRUNCATED = {"to_int32": types.int32, "to_int64": types.int64}
 _MOST_PASSES = 8  # over a loop, until the types of its variables are stable; two or three are enough
@@ -112,6 +113,8 @@ class _Translation:
         self._arguments = arguments
         self._made = 0
         self._results = 0
+        self._tables: dict[str, str] = {}
+        self._declarations: list[str] = []
 
     def translate(self, function: ast.FunctionDef) -> Translated:
         names: _Names = {
@@ -123,6 +126,7 @@ class _Translation:
         results = [f"R{i} &result_{i}" for i in range(self._results)]
         head = f"template <{', '.join(f'typename R{i}' for i in range(self._results))}>\n" if self._results else ""
         text = f"{head}__device__ bool {self._name}({', '.join([*given, *results])})\n{{\n" + "\n".join(lines) + "\n}\n"
+        text = "".join(f"{one}\n" for one in self._declarations) + text
         return Translated(text, not self._spike_depends_on_input)
 
     def _refuse(self, node: ast.AST, what: str) -> InvalidArgument:
@@ -338,6 +342,8 @@ class _Translation:
         return _Value(parts[0] if len(parts) == 1 else f"({' && '.join(parts)})", types.boolean)
 
     def _call(self, node: ast.Call, name: str, names: _Names) -> _Value:
+        if name == "entry" and len(node.args) == 2 and isinstance(node.args[0], ast.Tuple):
+            return self._entry(node.args[0], self._expression(node.args[1], names))
         if name in ("_f", "_d", "_i") and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
             return self._number(name, node.args[0].value)
         found = [self._expression(one, names) for one in node.args]
@@ -370,6 +376,19 @@ class _Translation:
             a, b = (one.as_(types.int64) for one in found)
             return _Value(f"{_INTEGER_FUNCTIONS[name]}({a}, {b})", types.int64)
         raise self._refuse(node, f"{name} of {', '.join(str(one.type) for one in found)}")
+
+    def _entry(self, table: ast.Tuple, index: _Value) -> _Value:
+        """Return an entry of a table, which becomes an array in front of the function."""
+        values: list[Any] = [one.value for one in table.elts if isinstance(one, ast.Constant)]
+        whole = all(isinstance(one, int) for one in values)
+        kind = types.int32 if whole else types.float32
+        texts = [f"(int){one}LL" if whole else f"{float(np.float32(one)).hex()}f" for one in values]
+        entries = ", ".join(texts)
+        name = self._tables.setdefault(f"{_c_name(kind)} {entries}", f"{self._name}_table_{len(self._tables)}")
+        declared = f"__device__ const {_c_name(kind)} {name}[{len(values)}] = {{{entries}}};"
+        if declared not in self._declarations:
+            self._declarations.append(declared)
+        return _Value(f"{name}[{index.text}]", kind)
 
     def _number(self, name: str, value: Any) -> _Value:
         if name == "_i":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from neuraxis.network.library.brunel import brunel
 from neuraxis.network.library.hpc_benchmark import hpc_benchmark
 from neuraxis.network.library.microcircuit import microcircuit
-from neuraxis.network.library.vogels_abbott import coba, cuba
+from neuraxis.network.library.vogels_abbott import coba, cobahh, cuba
 
-__all__ = ["brunel", "coba", "cuba", "hpc_benchmark", "microcircuit"]
+__all__ = ["brunel", "coba", "cobahh", "cuba", "hpc_benchmark", "microcircuit"]
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,8 @@
 """The networks of Vogels and Abbott (2005), with which simulators are compared (Brette et al. 2007).
 
 4,000 neurons, of which four fifths are excitatory, connected at random with a probability of 2%. They fire irregularly
-without any input. `cuba` has current-based synapses, `coba` conductance-based ones; parameters are those of Brian2's
-examples of these names.
+without any input. `cuba` has current-based synapses, `coba` conductance-based ones, and `cobahh` also Hodgkin-Huxley
+neurons; parameters are those of Brian2's examples of these names.
 
 T. P. Vogels and L. F. Abbott, J. Neurosci. 25:10786 (2005); R. Brette et al., J. Comput. Neurosci. 23:349 (2007).
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.distributions import Normal, Uniform
-from neuraxis.network.models import lif_cond_exp, lif_exp_two
+from neuraxis.network.models import hh_cond_exp, lif_cond_exp, lif_exp_two
 from neuraxis.network.network import Network
 from neuraxis.network.neuron_model import NeuronModel
 from neuraxis.network.rules import PairwiseBernoulli
 
-__all__ = ["coba", "cuba"]
+__all__ = ["coba", "cobahh", "cuba"]
 
 PROBABILITY = 0.02
 NEURONS = 4000
@@ -93,6 +93,41 @@ def coba(neurons: int = NEURONS, dt_ms: float = 0.1, seed: int = 1) -> Network:
     return _network(
         neuron, 6.0, -67.0, neurons, dt_ms, seed,
         v_mv=Uniform(-60.0, -50.0), g_ex_ns=Normal(40.0, 15.0), g_in_ns=Normal(200.0, 120.0),
+    )  # fmt: skip
+
+
+def cobahh(neurons: int = NEURONS, dt_ms: float = 0.1, seed: int = 1) -> Network:
+    """Return the network with conductance-based synapses and Hodgkin-Huxley neurons of Traub and Miles.
+
+    Parameters
+    ----------
+    neurons : int
+        Number of neurons, 10 or more. The probability of a connection grows as their number falls, so that a neuron
+        keeps its 80 inputs.
+    dt_ms : float
+        Step in ms; it is also the delay of all synapses, and a spike takes effect in the next step.
+    seed : int
+        Seed of the network.
+
+    Returns
+    -------
+    Network
+        The network, with populations "E" and "I" and without probes.
+
+    Raises
+    ------
+    InvalidArgument
+        There are too few neurons.
+
+    Examples
+    --------
+    >>> cobahh()["E"]
+    Population('E', 3,200 x hh_cond_exp)
+    """
+    neuron = hh_cond_exp(refractory_ms=3.0)
+    return _network(
+        neuron, 6.0, -67.0, neurons, dt_ms, seed,
+        v_mv=Normal(-65.0, 5.0), g_ex_ns=Normal(40.0, 15.0), g_in_ns=Normal(200.0, 120.0),
     )  # fmt: skip
 
 

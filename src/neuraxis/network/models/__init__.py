@@ -16,6 +16,14 @@ from neuraxis.network.models.lif import lif_alpha, lif_cond_exp, lif_delta, lif_
 from neuraxis.network.models.mat import mat2
 from neuraxis.network.models.multisynapse import lif_alpha_multi, lif_exp_multi
 from neuraxis.network.models.qif import qif
+from neuraxis.network.models.rates import (
+    rate_linear,
+    rate_linear_output_noise,
+    rate_tanh,
+    rate_tanh_each,
+    rate_threshold_linear,
+    rate_threshold_linear_each,
+)
 from neuraxis.network.models.sources import gamma_source, parrot, poisson_source, spike_source
 
 __all__ = [
@@ -46,6 +54,12 @@ __all__ = [
     "poisson_source",
     "pp_delta",
     "qif",
+    "rate_linear",
+    "rate_linear_output_noise",
+    "rate_tanh",
+    "rate_tanh_each",
+    "rate_threshold_linear",
+    "rate_threshold_linear_each",
     "spike_source",
 ]
 

@@ -24,14 +24,15 @@ __all__ = ["SLOW", "Command", "CommandQueue", "Stopped"]
 _LONGEST_S = 24 * 3600.0
 _KNOWN = frozenset(
     (
-        "report", "counters", "status", "give", "state_hash", "read_state", "read_synapses", "level", "set_level",
-        "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish", "start", "statistics",
+        "report", "counters", "status", "give", "state_hash", "read_state", "read_synapses", "read_rate_synapses",
+        "level", "set_level", "read_counts", "write_state", "inject", "silence", "freeze", "advance", "publish",
+        "start", "statistics",
     )
 )  # fmt: skip
 _WITH_PATHS = frozenset({"save", "restore"})
 _READ_ONLY = frozenset({"statistics", "counters", "status"})  # executed at once, by the loop
 SLOW = frozenset(
-    {"save", "restore", "read_synapses", "state_hash"}
+    {"save", "restore", "read_synapses", "read_rate_synapses", "state_hash"}
 )  # the region announces a hold before it executes them
 
 

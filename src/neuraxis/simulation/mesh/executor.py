@@ -278,7 +278,7 @@ class MeshExecutor(ShardedExecutor):
                 else None
                 for index in arguments[0]
             ]
-        if command == "read_synapses":
+        if command in ("read_synapses", "read_rate_synapses"):
             none = np.zeros(0, np.int64)
             return {"pre": none, "post": none, "delay_steps": none, "weight": np.zeros(0, np.float32)}
         if command in ("save", "restore"):

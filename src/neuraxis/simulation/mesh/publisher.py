@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from neuraxis.engine.cpu.shard import Shard
-from neuraxis.engine.spikes import SpikeBuffers, pack_steps
+from neuraxis.engine.spikes import SpikeBuffers, pack_outputs, pack_steps
 from neuraxis.errors import InvalidArgument
 from neuraxis.mesh.messages import Message
 from neuraxis.mesh.node import Node
@@ -138,12 +138,13 @@ class Publisher:
         self._log.begin_again(step)
 
     def publish(self, whole: bool = False, epoch_ns: int = 0) -> None:
-        """Publish the spikes since the last window, if it is full or `whole` is set."""
+        """Publish the spikes and outputs since the last window, if it is full or `whole` is set."""
         step, first = self._shard.step, self.published + 1
         if step < first or (not whole and step < self.published + self.window):
             return
         after, ids = pack_steps(self._buffers, self._shard.me, self._populations, first, step)
-        payload = pack_window(Window(first, step, after, ids, epoch_ns, self._digest))
+        outputs = pack_outputs(self._buffers, self._shard.me, first, step)
+        payload = pack_window(Window(first, step, after, ids, epoch_ns, self._digest, outputs))
         self.published = step
         self._log.add_window(first, step, payload)
         if self.node is not None:

@@ -1,7 +1,8 @@
 """Saved states of one region's node, from which it resumes after its process died.
 
-A state holds the neurons and synapses of the region and the spikes that it had received. Spikes since then are replayed
-by the other regions on resume. The last two states are kept, as a series in the layout of `neuraxis.store.states`.
+A state holds the neurons and synapses of the region, and the spikes and outputs that it had received. Those since then
+are replayed by the other regions on resume. The last two states are kept, as a series in the layout of
+`neuraxis.store.states`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class RegionStates:
             spike_steps=np.concatenate([state.spike_steps, steps]),
             spike_ids=np.concatenate([state.spike_ids, ids]),
             levels=np.nan_to_num(state.levels),
+            outputs=runner.shard.rates.export(step, received=True),
         )
         data = begin(step_folder(self._folder, step))
         try:

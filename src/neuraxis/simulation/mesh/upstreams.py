@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import Slice
-from neuraxis.engine.spikes import SpikeBuffers, clear_steps, spikes_are_valid, unpack_steps
+from neuraxis.engine.spikes import SpikeBuffers, clear_steps, spikes_are_valid, unpack_outputs, unpack_steps
 from neuraxis.mesh.node import Node
 from neuraxis.mesh.topology import LEASE_MS
 from neuraxis.network import Network
@@ -82,6 +82,9 @@ class Upstreams:
             raise ValueError(f"{name} sent a window of {steps} steps, more than the spike buffers hold")
         if len(window.ids) and not spikes_are_valid(window.after, window.ids, steps, self._neurons[name]):
             raise ValueError(f"{name} sent spikes of neurons that it does not have")
+        outputs = int(self._buffers.output_counts[self._index[name]]) * steps
+        if window.outputs.size != outputs:
+            raise ValueError(f"{name} sent {window.outputs.size} outputs; {outputs} are expected")
         return window
 
     def begin_at(self, step: int) -> None:
@@ -106,7 +109,7 @@ class Upstreams:
     def _write_ready(self, one: Upstream) -> None:
         needed, room = self._needed(one), self._buffers.slots - 1
         written = None
-        while one.ready and (one.ready[0].last < needed + room or not len(one.ready[0].ids)):
+        while one.ready and (one.ready[0].last < needed + room or _is_empty(one.ready[0])):
             window = one.ready.popleft()
             if window.last >= needed + room:  # a long window without spikes: write the part that fits
                 if window.first >= needed + room:
@@ -215,10 +218,16 @@ class Upstreams:
             self._buffers, self._index[one.name], self._first_ids, window.first, window.last, window.after, window.ids,
             earliest,
         )  # fmt: skip
+        unpack_outputs(self._buffers, self._index[one.name], window.first, window.last, window.outputs, earliest)
 
     def _set_done(self, name: str, step: int) -> None:
         """Publish to the engine up to which step a region's spike buffer is complete."""
         ctypes.c_int64.from_address(int(self._buffers.done[self._index[name]])).value = step
+
+
+def _is_empty(window: Window) -> bool:
+    """Return True for a window that may be split anywhere."""
+    return not len(window.ids) and not window.outputs.size
 
 
 def _ranges(network: Network, slices: Sequence[Slice]) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Messages between regions: windows of spikes, and the status of a region (its heartbeat).
 
-A window is a header and two arrays: for each spike the neuron and the step relative to the first of the window. It
-carries the digest of the sender's brain, so that spikes of another brain are refused.
+A window is a header and three arrays: the neuron of each spike, the outputs that continuous connections transmit, of
+one step after the other, and the step of each spike relative to the first of the window. It carries the digest of the
+sender's brain, so that spikes of another brain are refused, and the receiver knows how many outputs there must be.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ SPIKES, HEALTH = "spikes", "health"
 COMMAND, REPLAY, WHERE = "command", "replay", "where"
 
 _HEAD = struct.Struct("<4sIqqqQ")
-_MAGIC = b"nxw1"
+_MAGIC, _MAGIC_WITH_OUTPUTS = b"nxw1", b"nxo1"
+_COUNT = struct.Struct("<Q")  # after the head, if there are outputs: their number
 MOST_STEPS = 65536
+_NO_OUTPUTS = np.zeros(0, np.float32)
 
 
 class Window(NamedTuple):
-    """The spikes of steps first..last. `epoch_ns` is the wall-clock time of step 0; in lockstep, the timeline."""
+    """The spikes and outputs of steps first..last.
+
+    `epoch_ns` is the wall-clock time of step 0; in lockstep, the timeline. Without `outputs` they are all 0.
+    """
 
     first: int
     last: int
@@ -33,6 +39,7 @@ class Window(NamedTuple):
     ids: NDArray[np.int32]
     epoch_ns: int
     digest: int
+    outputs: NDArray[np.float32] = _NO_OUTPUTS
 
 
 class RegionStatus(msgspec.Struct):
@@ -71,9 +78,12 @@ class RegionStatus(msgspec.Struct):
 
 
 def pack_window(window: Window) -> bytes:
-    n = len(window.ids)
-    head = _HEAD.pack(_MAGIC, n, window.first, window.last, window.epoch_ns, window.digest)
-    return head + window.ids.tobytes() + window.after.tobytes()
+    n, outputs = len(window.ids), window.outputs.size
+    magic = _MAGIC_WITH_OUTPUTS if outputs else _MAGIC
+    head = _HEAD.pack(magic, n, window.first, window.last, window.epoch_ns, window.digest)
+    if outputs:
+        head += _COUNT.pack(outputs)
+    return head + window.ids.tobytes() + window.outputs.tobytes() + window.after.tobytes()
 
 
 def unpack_window(payload: object) -> Window:
@@ -81,10 +91,17 @@ def unpack_window(payload: object) -> Window:
     if not isinstance(payload, bytes) or len(payload) < _HEAD.size:
         raise ValueError("not a window of spikes")
     magic, n, first, last, epoch_ns, digest = _HEAD.unpack_from(payload)
-    if magic != _MAGIC or len(payload) != _HEAD.size + 6 * n:
+    begin, outputs = _HEAD.size, 0
+    if magic == _MAGIC_WITH_OUTPUTS and len(payload) >= begin + _COUNT.size:
+        (outputs,) = _COUNT.unpack_from(payload, begin)
+        begin += _COUNT.size
+    elif magic != _MAGIC:
+        raise ValueError("not a window of spikes, or truncated")
+    if len(payload) != begin + 6 * n + 4 * outputs:
         raise ValueError("not a window of spikes, or truncated")
     if not 1 <= first <= last < 2**31 or last - first >= MOST_STEPS:
         raise ValueError(f"a window with the invalid steps {first} to {last}")
-    ids = np.frombuffer(payload, np.int32, n, _HEAD.size)
-    after = np.frombuffer(payload, np.uint16, n, _HEAD.size + 4 * n)
-    return Window(first, last, after, ids, epoch_ns, digest)
+    ids = np.frombuffer(payload, np.int32, n, begin)
+    values = np.frombuffer(payload, np.float32, outputs, begin + 4 * n)
+    after = np.frombuffer(payload, np.uint16, n, begin + 4 * (n + outputs))
+    return Window(first, last, after, ids, epoch_ns, digest, values)

@@ -105,6 +105,9 @@ __device__ inline i64 power_int(i64 a, i64 n)
 __device__ inline i64 shifted_left(i64 a, i64 n) { return n >= 0 && n < 64 ? (i64)((u64)a << n) : 0; }
 __device__ inline i64 shifted_right(i64 a, i64 n) { return a >> (n >= 0 && n < 64 ? n : 63); }
 
+// An index of n entries: the first or last one where i is beyond.
+__device__ inline i64 index_within(i64 i, i64 n) { return max_of<i64>(0, min_of<i64>(i, n - 1)); }
+
 // Floor division of floats as in NumPy, from the exact remainder.
 __device__ inline float exact_remainder(float a, float b) { return fmodf(a, b); }
 __device__ inline double exact_remainder(double a, double b) { return fmod(a, b); }
