@@ -16,7 +16,7 @@ from neuraxis.network.models.catalogue import built_in_models
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--points", type=int, default=100, help="currents of a curve")
-parser.add_argument("--time-ms", type=float, default=1000.0)
+parser.add_argument("--time-ms", type=float, default=500.0)
 parser.add_argument("--plot", metavar="FILE")
 options = parser.parse_args()
 
@@ -32,10 +32,10 @@ for name, model in built_in_models().items():
 
 with Simulation(network) as simulation:
     simulation.run(options.time_ms)
-    rates = {name: simulation.rates(name) for name in curves}
+    rates = {name: simulation.spike_counts(name) / options.time_ms * 1000 for name in curves}
 
 for name, currents in curves.items():
-    firing = np.flatnonzero(rates[name] > 0)
+    firing = np.flatnonzero(rates[name] > 1000 / options.time_ms)  # more than once: not only at the start
     first = f"fires from {currents[firing[0]]:6.1f}" if firing.size else "is silent up to "
     print(f"{name:16}  {first}, and at {currents[-1]:6.1f} with {rates[name][-1]:5.0f} spikes a second")
 

@@ -27,10 +27,10 @@ def rates_of(model: NeuronModel) -> np.ndarray:
     for post in (e, i):
         network.connect(e, post, FixedInDegree(200), weight=30.0, delay_ms=1.5)
         network.connect(i, post, FixedInDegree(50), weight=-150.0, delay_ms=1.5)
-        network.poisson(post, 12_000.0, 30.0)
+        network.poisson(post, 8_000.0, 30.0)
     with Simulation(network) as simulation:
         simulation.run(options.time_ms)
-        return simulation.rates("E")
+        return simulation.spike_counts("E") / options.time_ms * 1000
 
 
 kinds = {
