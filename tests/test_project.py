@@ -23,6 +23,7 @@ MANY_OPTIONS = {
     "cli/node.py _node",
     "cli/run.py _run",
     "cli/sweep.py _sweep",
+    "network/neuron_model.py neuron_model_from_source",
     "brain/brain.py Brain.__init__",
     "network/neuron_model.py neuron_model_from_source",
     "simulation/mesh/executor.py MeshExecutor.__init__",

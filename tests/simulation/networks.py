@@ -23,6 +23,7 @@ from neuraxis.network import (
     RewardSTDP,
     TsodyksMarkram,
     Uniform,
+    equations,
     neuron_model,
 )
 from neuraxis.network.arithmetic import random as random_number
@@ -431,6 +432,62 @@ def every_neuron_differs(seed: int, precision: str = "float32") -> Network:
     return network
 
 
+adapting = equations(
+    """
+    dv/dt = (e_rest - v)/tau_m + (i_e + i_i - w + i)/c_m : mV (unless refractory)
+    dw/dt = (a*(v - e_rest) - w)/tau_w : pA
+    di_e/dt = -i_e/tau_m : pA
+    di_i/dt = -i_i/(4*ms) : pA
+    e_rest = -70*mV : mV
+    tau_m = 10*ms : ms
+    tau_w = 90*ms : ms
+    a = 3*nS : nS
+    c_m = 200*pF : pF
+    """,
+    threshold="v > -52*mV", reset="v = -60*mV; w += 40*pA", refractory=1.5, initial={"v": "e_rest"},
+    receptors={"excitatory": "i_e", "inhibitory": "i_i"}, name="adapting",
+)  # fmt: skip
+channels = equations(
+    """
+    dv/dt = (0.1*(-65*mV - v) + g*(0*mV - v)/(10*nS) + 3*m_inf*(40*mV - v) - 4*n*(v + 80*mV))/ms : mV
+    m_inf = 1/(1 + exp(-(v + 40*mV)/(5*mV))) : 1
+    dn/dt = (1/(1 + exp(-(v + 30*mV)/(6*mV))) - n)/(2*ms) : 1
+    dg/dt = -g/(3*ms) : nS
+    """,
+    threshold="v > 0*mV", refractory="v > -20*mV", initial={"v": "-65*mV"}, method="exponential_euler",
+    receptors={"input": "g"}, name="channels",
+)  # fmt: skip
+drifting = equations(
+    """
+    dx/dt = (1.1 + 0.3*sin(t/(7*ms)) - x)/tau + 0.05*xi/tau**0.5 : 1 (unless refractory)
+    dr/dt = -r/(50*ms) : Hz
+    tau = 5*ms : ms
+    """,
+    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, name="drifting",
+    receptors={"kick": "x += 0.1*weight"},
+)  # fmt: skip
+
+
+def written_as_equations(seed: int) -> Network:
+    """Models of equations: exact with a variable that sees a held one, exponential Euler, and noise with time."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 260, adapting(tau_m_ms=Uniform(6.0, 14.0)), v_mv=Uniform(-70.0, -53.0))
+    b = network.population("b", 70, channels)
+    c = network.population("c", 90, drifting(tau_ms=np.linspace(4.0, 8.0, 90)))
+    network.connect(a, a, FixedInDegree(k=9), weight=Normal(30.0, 10.0, low=0.0), delay_ms=Uniform(0.1, 2.0))
+    network.connect(a, b, FixedInDegree(k=12), weight=9.0, delay_ms=0.3)
+    network.connect(b, c, FixedInDegree(k=5), weight=0.4, delay_ms=0.2)
+    network.connect(c, a, FixedInDegree(k=12), weight=-90.0, delay_ms=1.1)
+    network.poisson(a, rate_hz=3000.0, weight=25.0)
+    network.current(a, np.linspace(0.0, 150.0, 260))
+    for population in network.populations:
+        network.record(population)
+    network.record(a, "w_pa", every_ms=0.5, subset=[259, 0, 130])
+    network.record(b, "v_mv", every_ms=0.3, subset=[69, 0, 35])
+    network.record(c, "r_hz", every_ms=0.9)
+    return network
+
+
 NETWORKS = {
     "continuous": Case(continuous, 800, (3,)),
     "weights far apart": Case(weights_far_apart, 700, (3,)),
@@ -446,4 +503,5 @@ NETWORKS = {
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
     "noise and time": Case(noise_and_time, 600, (2,)),
+    "written as equations": Case(written_as_equations, 600, (3,)),
 }

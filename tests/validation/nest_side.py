@@ -37,11 +37,12 @@ def generators(trains: list[list[int]]) -> Any:
     return made
 
 
-def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]]) -> None:
-    """(pre, post, weight, delay in steps) each."""
+def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]], ports: list[int] | None = None) -> None:
+    """(pre, post, weight, delay in steps) each, and the port of each for models with several."""
     if not synapses:
         return
     pre_ids, post_ids = pre.tolist(), post.tolist()
+    more = {"receptor_type": ports} if ports else {}
     nest.Connect(
         [pre_ids[i] for i, _, _, _ in synapses],
         [post_ids[j] for _, j, _, _ in synapses],
@@ -50,18 +51,30 @@ def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]]) ->
             "synapse_model": "static_synapse",
             "weight": [w for _, _, w, _ in synapses],
             "delay": [round(d * STEP_MS, 1) for _, _, _, d in synapses],
+            **more,
         },
     )
+
+
+def give_current(neurons: Any, job: dict[str, Any]) -> None:
+    """Give each neuron a constant current; that of a generator begins two steps later."""
+    if job["has_current"]:
+        neurons.I_e = job["currents"]
+        return
+    generator = nest.Create("dc_generator", job["n"])
+    generator.amplitude = job["currents"]
+    nest.Connect(generator, neurons, "one_to_one", {"delay": STEP_MS})
 
 
 def run_network(job: dict[str, Any]) -> Any:
     """Neurons with recurrent synapses and given input: [step, neuron] of every spike."""
     start()
     neurons = nest.Create(job["model"], job["n"], job["parameters"])
-    neurons.I_e = job["currents"]
+    give_current(neurons, job)
     inputs = generators(job["inputs"])
-    connect(inputs, neurons, job["input_synapses"])
-    connect(neurons, neurons, job["synapses"])
+    for pre, synapses in ((inputs, job["input_synapses"]), (neurons, job["synapses"])):
+        ports = [1 if weight > 0 else 2 for _, _, weight, _ in synapses] if job["ports"] else None
+        connect(pre, neurons, synapses, ports)
     recorder = nest.Create("spike_recorder")
     nest.Connect(neurons, recorder)
     nest.Simulate(job["steps"] * STEP_MS)
@@ -74,22 +87,52 @@ def run_traces(job: dict[str, Any]) -> Any:
     """Unconnected neurons with given input: their membranes after every step, by neuron, and their spikes."""
     start()
     neurons = nest.Create(job["model"], job["n"], job["parameters"])
-    neurons.I_e = job["currents"]
+    give_current(neurons, job)
     inputs = generators(job["inputs"])
-    connect(inputs, neurons, job["input_synapses"])
+    connect(inputs, neurons, job["input_synapses"], job["ports"])
     meters = nest.Create("multimeter", job["n"], {"record_from": ["V_m"], "interval": STEP_MS})
     nest.Connect(meters, neurons, "one_to_one")
-    recorders = nest.Create("spike_recorder", job["n"])
+    recorders = nest.Create("spike_recorder", job["n"], {"time_in_steps": True})
     nest.Connect(neurons, recorders, "one_to_one")
     # A recorder gets a step's values at the end of a slice: some more steps bring in the last ones.
     nest.Simulate((job["steps"] + 50) * STEP_MS)
     return {
         "v_mv": [meter.events["V_m"].tolist()[: job["steps"]] for meter in meters],
         "first_step": round(meters[0].events["times"][0] / STEP_MS),
-        "spikes": [
-            [step for t in one.events["times"] if (step := round(t / STEP_MS)) <= job["steps"]] for one in recorders
-        ],
+        "spikes": [[int(step) for step in one.events["times"] if step <= job["steps"]] for one in recorders],
     }
+
+
+def run_saturating(job: dict[str, Any]) -> Any:
+    """Neurons that given spikes make spike, each with an NMDA synapse to a target: the targets' membranes."""
+    start()
+    n = job["n"]
+    sources, targets = nest.Create("iaf_bw_2001", n), nest.Create("iaf_bw_2001", n)
+    connect(generators(job["inputs"]), sources, [(i, i, job["strength"], 1) for i in range(n)], [1] * n)
+    connect(sources, targets, [(i, i, weight, 10) for i, weight in enumerate(job["weights"])], [3] * n)
+    meters = nest.Create("multimeter", n, {"record_from": ["V_m"], "interval": STEP_MS})
+    nest.Connect(meters, targets, "one_to_one")
+    nest.Simulate((job["steps"] + 50) * STEP_MS)
+    return [meter.events["V_m"].tolist()[: job["steps"]] for meter in meters]
+
+
+def run_trains(job: dict[str, Any]) -> Any:
+    """Independent random neurons or generators: the steps in which each spiked."""
+    start()
+    nest.rng_seed = job["seed"]
+    made = nest.Create(job["model"], 1 if job["generator"] else job["n"], job["parameters"])
+    # Each target of a generator gets a train of its own.
+    neurons = nest.Create("parrot_neuron", job["n"]) if job["generator"] else made
+    if job["generator"]:
+        nest.Connect(made, neurons)
+    recorder = nest.Create("spike_recorder", {"time_in_steps": True})
+    nest.Connect(neurons, recorder)
+    nest.Simulate(job["steps"] * STEP_MS)
+    first = neurons.tolist()[0]
+    trains: list[list[int]] = [[] for _ in range(job["n"])]
+    for step, sender in zip(recorder.events["times"], recorder.events["senders"]):  # noqa: B905
+        trains[int(sender) - first].append(int(step))
+    return [sorted(train) for train in trains]
 
 
 def run_synapses(job: dict[str, Any]) -> Any:
@@ -145,7 +188,14 @@ def run_rates(job: dict[str, Any]) -> Any:
     return [meter.events["rate"].tolist()[: job["steps"]] for meter in meters]
 
 
-KINDS = {"network": run_network, "traces": run_traces, "synapses": run_synapses, "rates": run_rates}
+KINDS = {
+    "network": run_network,
+    "traces": run_traces,
+    "saturating": run_saturating,
+    "trains": run_trains,
+    "synapses": run_synapses,
+    "rates": run_rates,
+}
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ _COMMANDS = (
     ("pub", "neuraxis.cli.pub:pub", "Publish a value on the mesh by hand."),
     ("router", "neuraxis.cli.router:router", "Run a router that connects nodes on several machines."),
     ("mesh", "neuraxis.cli.mesh:app", "Create keys and access rules for a mesh of several machines."),
+    ("models", "neuraxis.cli.models:models", "List the neuron models, or show one."),
     ("compile", "neuraxis.cli.compile:compile_app", "Compile ahead what the first use would compile."),
     ("doctor", "neuraxis.cli.doctor:doctor", "Check what is usable on this machine, and show how to fix the rest."),
 )

@@ -26,7 +26,14 @@ from neuraxis.network.distributions import Constant, Distribution, LogNormal, No
 from neuraxis.network.modulation import Modulation, Neuromodulator, Rhythm
 from neuraxis.network.network import Network
 from neuraxis.network.neuron_model import NeuronModel, neuron_model, neuron_model_from_source
-from neuraxis.network.plasticity import STDP, HomeostaticScaling, PlasticityRule, RewardSTDP, TsodyksMarkram
+from neuraxis.network.plasticity import (
+    STDP,
+    HomeostaticScaling,
+    PlasticityRule,
+    RewardSTDP,
+    TsodyksMarkram,
+    nmda_saturation,
+)
 from neuraxis.network.population import Population
 from neuraxis.network.projection import Projection, RateProjection
 from neuraxis.network.rules import (
@@ -72,20 +79,23 @@ __all__ = [
     "TsodyksMarkram",
     "Uniform",
     "Values",
+    "equations",
     "library",
     "models",
     "neuron_model",
     "neuron_model_from_source",
+    "nmda_saturation",
 ]
 
 if TYPE_CHECKING:
     from neuraxis.network import library, models
+    from neuraxis.network.symbolic.model import equations
 else:
     from neuraxis.imports import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {},
+        {"neuraxis.network.symbolic.model": ["equations"]},
         modules=["library", "models"],
         deprecated={
             "Contribution": "neuraxis.network.fixed_point",

@@ -13,8 +13,17 @@ from typing import Any
 
 from neuraxis.arguments import ShortRepr, label, not_negative, number, one_of, positive, set_fields
 from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.network.arithmetic import exp, expm1, power
 
-__all__ = ["STDP", "HomeostaticScaling", "PlasticityRule", "RewardSTDP", "TsodyksMarkram", "as_plasticity"]
+__all__ = [
+    "STDP",
+    "HomeostaticScaling",
+    "PlasticityRule",
+    "RewardSTDP",
+    "TsodyksMarkram",
+    "as_plasticity",
+    "nmda_saturation",
+]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -307,3 +316,54 @@ def _check_fields(rule: PlasticityRule, check: Any, *fields: str) -> None:
 def _check_limits(rule: RewardSTDP | HomeostaticScaling) -> None:
     if rule.w_min >= rule.w_max:
         raise InvalidArgument(f"{type(rule).__name__}.w_min={rule.w_min}: must be below w_max={rule.w_max}")
+
+
+def nmda_saturation(
+    tau_rise_ms: float = 2.0, tau_decay_ms: float = 100.0, alpha_per_ms: float = 0.5
+) -> tuple[TsodyksMarkram, float]:
+    """Return a rule that lets the NMDA receptors of a source saturate, as Brunel and Wang (2001) and Wang (2002) do.
+
+    In these papers the open receptors s of a source follow s' = alpha x (1 - s) - s / tau_decay, where a spike adds 1
+    to x, which decays with tau_rise. A spike then changes s by k0 + k1 s in all. This is short-term depression, with
+    which a projection to the receptor `nmda_ns` of `lif_nmda(tau_rise_nmda_ms=0.0)` delivers these changes.
+
+    Parameters
+    ----------
+    tau_rise_ms, tau_decay_ms : float, optional
+        Time constants of the rise and the decay of s.
+    alpha_per_ms : float, optional
+        Rate at which receptors open, in 1/ms.
+
+    Returns
+    -------
+    rule : TsodyksMarkram
+        The rule for `Network.connect`.
+    factor : float
+        Factor of the weights: multiply the conductance of all receptors of a synapse, in nS, by it.
+
+    Raises
+    ------
+    InvalidArgument
+        The time constants and the rate are not above 0, or the rise is not shorter than the decay.
+
+    Examples
+    --------
+    >>> rule, factor = nmda_saturation()
+    >>> round(rule.u, 3), rule.tau_recovery_ms, round(factor, 3)
+    (0.632, 100.0, 1.026)
+    """
+    for name, value in (("tau_rise_ms", tau_rise_ms), ("tau_decay_ms", tau_decay_ms), ("alpha_per_ms", alpha_per_ms)):
+        if not value > 0:
+            raise InvalidArgument(f"{name}={value!r}: a number above 0 is expected")
+    if not tau_rise_ms < tau_decay_ms:
+        raise InvalidArgument(f"tau_rise_ms={tau_rise_ms!r}: must be below tau_decay_ms={tau_decay_ms!r}")
+    ratio, amount = tau_rise_ms / tau_decay_ms, alpha_per_ms * tau_rise_ms
+    # The lower incomplete gamma function of 1 - ratio at this amount, by its series.
+    order, term, total = 1.0 - ratio, 1.0 / (1.0 - ratio), 0.0
+    while total + term != total:
+        total += term
+        order += 1.0
+        term *= amount / order
+    jump = power(amount, ratio) * power(amount, 1.0 - ratio) * exp(-amount) * total
+    part = -expm1(-amount)
+    return TsodyksMarkram(u=part, tau_recovery_ms=tau_decay_ms), float(jump / part)

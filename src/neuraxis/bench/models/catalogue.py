@@ -16,11 +16,10 @@ __all__ = ["CASES", "NETWORKS", "Brian2", "Case", "Nest"]
 
 
 class Nest(msgspec.Struct, frozen=True):
-    """A model of NEST with its parameters; without `currents` it takes none."""
+    """A model of NEST with its parameters."""
 
     model: str
     parameters: dict[str, Any] = {}
-    currents: bool = True
 
 
 class Brian2(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 _LIF = {"C_m": 250.0, "tau_m": 10.0, "E_L": -70.0, "V_th": -55.0, "V_reset": -70.0, "t_ref": 2.0}
 _COND = {"C_m": 250.0, "g_L": 16.6667, "E_L": -70.0, "V_th": -55.0, "V_reset": -60.0, "E_ex": 0.0, "E_in": -85.0}
 _LIF_RANGE = (300.0, 700.0)
+_TWO_RECEPTORS = {**_LIF, "tau_syn": [2.0, 2.0]}
 
 
 def _leaky(currents: str, more: str, **names_ms: float) -> Brian2:
@@ -164,19 +164,26 @@ CASES = (
     Case(name="adex_cond_alpha", current_pa=(400.0, 1200.0), nest=Nest("aeif_cond_alpha")),
     Case(
         name="hh_cond_exp",
-        current_pa=(100.0, 1000.0),
+        current_pa=(100.0, 700.0),
         nest=Nest("hh_cond_exp_traub"),
         brian2=_hodgkin_huxley({"v": "-60", "m": "0.027", "h": "0.99", "n": "0.06"}),
     ),
-    Case(name="hh_cond_exp_fine", current_pa=(100.0, 1000.0), nest=Nest("hh_cond_exp_traub")),
-    Case(name="hh_alpha", current_pa=(300.0, 1500.0), nest=Nest("hh_psc_alpha")),
-    Case(name="lif_cond_alpha", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_alpha")),
-    Case(name="lif_cond_beta", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_beta")),
+    Case(name="hh_cond_exp_fine", current_pa=(100.0, 700.0), nest=Nest("hh_cond_exp_traub")),
+    Case(name="hh_alpha", current_pa=(300.0, 1000.0), nest=Nest("hh_psc_alpha")),
+    Case(name="lif_cond_alpha", current_pa=_LIF_RANGE, nest=Nest("iaf_cond_alpha", _COND)),
+    Case(
+        name="lif_cond_beta",
+        current_pa=_LIF_RANGE,
+        nest=Nest(
+            "iaf_cond_beta",
+            {**_COND, "tau_rise_ex": 0.2, "tau_decay_ex": 2.0, "tau_rise_in": 0.5, "tau_decay_in": 8.0},
+        ),
+    ),
     Case(name="lif_nmda", nest=Nest("iaf_bw_2001")),  # NEST injects no constant currents into this one and glif_psc
-    Case(name="lif_exp_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_exp_multisynapse")),
-    Case(name="lif_alpha_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_alpha_multisynapse")),
-    Case(name="mat2", current_pa=(400.0, 1000.0), nest=Nest("mat2_psc_exp")),
-    Case(name="qif", current_pa=(50.0, 300.0)),
+    Case(name="lif_exp_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_exp_multisynapse", _TWO_RECEPTORS)),
+    Case(name="lif_alpha_multi", current_pa=_LIF_RANGE, nest=Nest("iaf_psc_alpha_multisynapse", _TWO_RECEPTORS)),
+    Case(name="mat2", current_pa=(300.0, 700.0), nest=Nest("mat2_psc_exp")),
+    Case(name="qif", current_pa=(50.0, 400.0)),
     *(
         Case(
             name=f"glif_{level}",
@@ -191,15 +198,24 @@ CASES = (
         )
         for level in range(1, 6)
     ),
-    Case(name="pp_delta", current_pa=(50.0, 200.0), nest=Nest("pp_psc_delta")),
+    Case(name="pp_delta", current_pa=(0.0, 500.0), nest=Nest("pp_psc_delta")),
     Case(name="izhikevich", current_pa=(2.0, 15.0), nest=Nest("izhikevich"), brian2=_IZHIKEVICH),
     Case(
         name="poisson_source",
         brian2=Brian2(equations="", threshold="rand() < 0.001", reset="", method="euler"),
     ),
     Case(name="gamma_source"),
-    Case(name="parrot", nest=Nest("parrot_neuron", currents=False)),
+    Case(name="parrot", nest=Nest("parrot_neuron")),
     Case(name="spike_source"),
+    Case(name="rate_linear", nest=Nest("lin_rate_ipn", {"sigma": 0.0})),
+    Case(name="rate_linear_output_noise", nest=Nest("lin_rate_opn", {"sigma": 0.0})),
+    Case(name="rate_tanh", nest=Nest("tanh_rate_ipn", {"sigma": 0.0})),
+    Case(name="rate_tanh_each", nest=Nest("tanh_rate_ipn", {"sigma": 0.0, "linear_summation": False})),
+    Case(name="rate_threshold_linear", nest=Nest("threshold_lin_rate_ipn", {"sigma": 0.0})),
+    Case(
+        name="rate_threshold_linear_each",
+        nest=Nest("threshold_lin_rate_ipn", {"sigma": 0.0, "linear_summation": False}),
+    ),
 )  # fmt: skip
 
 NETWORKS = (

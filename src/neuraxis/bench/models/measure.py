@@ -192,8 +192,7 @@ def _options(plan: Plan, case: Case, simulator: str, folder: str) -> dict[str, A
     }
     if simulator == "nest":
         assert case.nest is not None
-        options |= {"model": case.nest.model, "parameters": case.nest.parameters}
-        return options if case.nest.currents else options | {"current_pa": None}
+        return options | {"model": case.nest.model, "parameters": case.nest.parameters}
     if simulator == "brian2":
         options |= msgspec.to_builtins(case.brian2)
         return options | {"folder": folder} | ({"neurons": 4000} if case.network else {})

@@ -96,12 +96,12 @@ def adex(
     return spike, v, w, g_ex + ex_ns, g_in - in_ns, refractory_steps if spike else left
 
 
-def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     part = dt_ms / SUBSTEPS
     constants = _constants(p, dt_ms)
     for kind in ("ex", "in"):
         tau = p[f"tau_syn_{kind}_ms"]
-        constants |= {f"rise_{kind}": float(part * exp(-part / tau)), f"kick_{kind}": float(exp(1.0) / tau)}
+        constants |= {f"rise_{kind}": part * exp(-part / tau), f"kick_{kind}": exp(1.0) / tau}
     return constants
 
 

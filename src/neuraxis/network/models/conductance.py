@@ -6,9 +6,10 @@ the exact conductances at the beginning, in the middle and at the end of the ste
 
 from __future__ import annotations
 
-from neuraxis.errors import InvalidArgument
+from typing import Any
+
 from neuraxis.network.arithmetic import exp, power
-from neuraxis.network.models.lif import Parameters, check_below, check_positive, meanings, steps
+from neuraxis.network.models.lif import Parameters, check, check_below, check_positive, choose, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["beta_constants", "beta_kick", "lif_cond_alpha", "lif_cond_beta", "lif_nmda"]
@@ -16,35 +17,32 @@ __all__ = ["beta_constants", "beta_kick", "lif_cond_alpha", "lif_cond_beta", "li
 SIXTH = 1.0 / 6.0
 
 
-def beta_kick(tau_rise_ms: float, tau_decay_ms: float) -> float:
+def beta_kick(tau_rise_ms: Any, tau_decay_ms: Any) -> Any:
     """Return the slope in 1/ms with which a conductance starts that rises and decays, and has a peak of 1.
 
     For equal time constants this is the alpha function, which starts with e / tau.
     """
-    if abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms:
-        return float(exp(1.0) / tau_decay_ms)
-    ratio = tau_rise_ms / tau_decay_ms
+    equal = abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms
+    ratio = choose(equal, 0.5, tau_rise_ms / tau_decay_ms)
     # The two exponentials at the time of the peak.
     peak = power(ratio, ratio / (1.0 - ratio)) - power(ratio, 1.0 / (1.0 - ratio))
-    return float((1.0 / tau_rise_ms - 1.0 / tau_decay_ms) / peak)
+    return choose(equal, exp(1.0) / tau_decay_ms, (1.0 / tau_rise_ms - 1.0 / tau_decay_ms) / peak)
 
 
-def beta_constants(kind: str, tau_rise_ms: float, tau_decay_ms: float, part_ms: float) -> dict[str, float | int]:
+def beta_constants(kind: str, tau_rise_ms: Any, tau_decay_ms: Any, part_ms: float) -> dict[str, Any]:
     """Return the constants of a conductance g with g' = slope - g / tau_rise, slope' = -slope / tau_decay.
 
     For `kind` "ex": `kick_ex`, by how much a spike of weight 1 changes the slope; `fall_ex` and `slow_ex`, the factors
     of g and of the slope in a part of the step; `rise_ex`, what the slope adds to g in that part.
     """
     fall, slow = exp(-part_ms / tau_rise_ms), exp(-part_ms / tau_decay_ms)
-    if abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms:
-        rise = part_ms * slow
-    else:
-        rise = (slow - fall) / (1.0 / tau_rise_ms - 1.0 / tau_decay_ms)
+    equal = abs(tau_rise_ms - tau_decay_ms) < 1e-6 * tau_decay_ms
+    rise = (slow - fall) / choose(equal, 1.0, 1.0 / tau_rise_ms - 1.0 / tau_decay_ms)
     return {
         f"kick_{kind}": beta_kick(tau_rise_ms, tau_decay_ms),
         f"fall_{kind}": fall,
         f"slow_{kind}": slow,
-        f"rise_{kind}": float(rise),
+        f"rise_{kind}": choose(equal, part_ms * slow, rise),
     }
 
 
@@ -58,13 +56,13 @@ def _membrane(v, h, drive, g_leak, e_ex, e_in, ex, in_, mid_ex, mid_in, end_ex, 
     return v + h * SIXTH * (a + 2.0 * (b + c) + d)
 
 
-def _conductance_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _conductance_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns")
     check_below(p, "v_reset_mv", "v_threshold_mv")
-    return {"h": float(dt_ms / p["c_m_pf"]), "refractory_steps": steps(p, "refractory_ms", dt_ms)}
+    return {"h": dt_ms / p["c_m_pf"], "refractory_steps": steps(p, "refractory_ms", dt_ms)}
 
 
-def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms")
     constants = _conductance_constants(p, dt_ms)
     for kind in ("ex", "in"):
@@ -125,7 +123,7 @@ def lif_cond_alpha(
     return spike, v_reset_mv if spike else v, slope_ex, end_ex, slope_in, end_in, refractory_steps if spike else left
 
 
-def _beta_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _beta_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_rise_ex_ms", "tau_decay_ex_ms", "tau_rise_in_ms", "tau_decay_in_ms")
     constants = _conductance_constants(p, dt_ms)
     for kind in ("ex", "in"):
@@ -190,26 +188,29 @@ def lif_cond_beta(
     return spike, v_reset_mv if spike else v, slope_ex, end_ex, slope_in, end_in, refractory_steps if spike else left
 
 
-def _nmda_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _nmda_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_ampa_ms", "tau_gaba_ms", "tau_decay_nmda_ms", "mg_half_mm")
     tau_rise, tau_decay = p["tau_rise_nmda_ms"], p["tau_decay_nmda_ms"]
-    if not 0 <= tau_rise < tau_decay:
-        raise InvalidArgument(
-            f"tau_rise_nmda_ms={tau_rise!r}: must be below tau_decay_nmda_ms={tau_decay!r}; 0 is allowed"
-        )
-    if p["mg_mm"] < 0:
-        raise InvalidArgument(f"mg_mm={p['mg_mm']!r}: a concentration cannot be negative")
+    check(
+        p,
+        "tau_rise_nmda_ms",
+        (tau_rise >= 0) & (tau_rise < tau_decay),
+        "must be below tau_decay_nmda_ms, and not below 0",
+    )
+    check(p, "mg_mm", p["mg_mm"] >= 0, "a concentration cannot be negative")
     # The conductance is the difference of two exponentials, which start at `kick_nmda`; without a rise there is one.
-    kick = beta_kick(tau_rise, tau_decay) / (1.0 / tau_rise - 1.0 / tau_decay) if tau_rise > 0 else 1.0
+    rises = tau_rise > 0
+    some = choose(rises, tau_rise, 0.5 * tau_decay)
+    kick = choose(rises, beta_kick(some, tau_decay) / (1.0 / some - 1.0 / tau_decay), 1.0)
     return {
         **_conductance_constants(p, dt_ms),
         "half_ampa": exp(-0.5 * dt_ms / p["tau_ampa_ms"]),
         "half_gaba": exp(-0.5 * dt_ms / p["tau_gaba_ms"]),
         "half_slow": exp(-0.5 * dt_ms / tau_decay),
-        "half_fast": exp(-0.5 * dt_ms / tau_rise) if tau_rise > 0 else 0.0,
-        "kick_slow": float(kick),
-        "kick_fast": float(kick) if tau_rise > 0 else 0.0,
-        "mg": float(p["mg_mm"] / p["mg_half_mm"]),
+        "half_fast": choose(rises, exp(-0.5 * dt_ms / some), 0.0),
+        "kick_slow": kick,
+        "kick_fast": choose(rises, kick, 0.0),
+        "mg": p["mg_mm"] / p["mg_half_mm"],
     }
 
 
@@ -272,8 +273,7 @@ def lif_nmda(
     `refractory` counts the steps that are left.
 
     In the networks of Brunel and Wang (2001) and Wang (2002), the NMDA receptors of a source saturate. The projection
-    does that here: `TsodyksMarkram(u=1 - exp(-alpha tau_x), tau_recovery_ms=tau_decay_nmda_ms)` with tau_x the rise of
-    the paper (2 ms, alpha = 0.5 / ms) and `tau_rise_nmda_ms=0` gives the jumps k0 + k1 S of NEST's iaf_bw_2001.
+    does that here, with the rule of `neuraxis.network.nmda_saturation` and `tau_rise_nmda_ms=0`.
 
     Scheme: exact conductances; one step of the Runge-Kutta method of fourth order for V.
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from neuraxis.errors import InvalidArgument
+from typing import Any
+
 from neuraxis.network.arithmetic import exp, expm1
-from neuraxis.network.models.lif import Parameters, check_positive, meanings, steps
+from neuraxis.network.models.lif import Parameters, check, check_positive, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["pp_delta"]
 
 
-def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_m_ms", "c_m_pf", "tau_sfa_ms")
     for name in ("c_3", "q_sfa_mv"):
-        if p[name] < 0:
-            raise InvalidArgument(f"{name}={p[name]!r}: cannot be negative")
+        check(p, name, p[name] >= 0, "cannot be negative")
     decay = exp(-dt_ms / p["tau_m_ms"])
     return {
         "decay": decay,
-        "per_pa": float(p["tau_m_ms"] / p["c_m_pf"] * (1.0 - decay)),
+        "per_pa": p["tau_m_ms"] / p["c_m_pf"] * (1.0 - decay),
         "decay_sfa": exp(-dt_ms / p["tau_sfa_ms"]),
-        "per_hz": float(dt_ms * 1e-3),
+        "per_hz": dt_ms * 1e-3,
         "dead_steps": steps(p, "dead_time_ms", dt_ms),
     }
 

@@ -6,13 +6,16 @@ membrane (A). The text of a model is put together from the blocks of its mechani
 
 from __future__ import annotations
 
-from neuraxis.errors import InvalidArgument
+from typing import Any
+
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.lif import (
     Parameters,
     alpha_propagators,
+    check,
     check_below,
     check_positive,
+    choose,
     leak_constants,
     meanings,
 )
@@ -66,7 +69,7 @@ _MEANINGS = meanings(
 )  # fmt: skip
 
 
-def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_syn_ex_ms", "tau_syn_in_ms")
     membrane = {**p, "tau_m_ms": p["c_m_pf"] / p["g_leak_ns"]}
     constants = leak_constants(membrane, dt_ms)
@@ -75,8 +78,8 @@ def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         slope, current = alpha_propagators(membrane, tau, dt_ms)
         constants |= {
             f"decay_{kind}": exp(-dt_ms / tau),
-            f"rise_{kind}": float(dt_ms * exp(-dt_ms / tau)),
-            f"kick_{kind}": float(exp(1.0) / tau),
+            f"rise_{kind}": dt_ms * exp(-dt_ms / tau),
+            f"kick_{kind}": exp(1.0) / tau,
             f"per_slope_{kind}": slope,
             f"per_pa_{kind}": current,
         }
@@ -89,49 +92,48 @@ def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
     return constants
 
 
-def _reset_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _reset_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "th_spike_decay")
     check_below(p, "e_rest_mv", "v_threshold_mv")
-    if not 0 <= p["v_reset_fraction"] <= 1:
-        raise InvalidArgument(f"v_reset_fraction={p['v_reset_fraction']!r}: must be within 0 to 1")
+    _check_part(p, "v_reset_fraction")
     distance = p["v_threshold_mv"] - p["e_rest_mv"]
-    if p["v_reset_fraction"] * distance + p["v_reset_add_mv"] >= distance + p["th_spike_add_mv"]:
-        raise InvalidArgument(
-            f"v_reset_add_mv={p['v_reset_add_mv']!r}: a spike would leave the membrane above its threshold, and the "
-            "neuron would never stop spiking. Lower v_reset_add_mv or v_reset_fraction."
-        )
+    after = p["v_reset_fraction"] * distance + p["v_reset_add_mv"]
+    below = "a spike would leave V above its threshold, and the neuron would never stop spiking: lower it"
+    check(p, "v_reset_add_mv", after < distance + p["th_spike_add_mv"], below)
     decay = p["th_spike_decay"]
     return {"decay_th": exp(-decay * dt_ms), "held_th": exp(-decay * p["refractory_ms"])}
 
 
-def _asc_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
-    constants: dict[str, float | int] = {}
+def _asc_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
+    constants: dict[str, Any] = {}
     for k in (1, 2):
         check_positive(p, f"asc_{k}_decay")
         decay, part = p[f"asc_{k}_decay"], p[f"asc_{k}_r"]
-        if not 0 <= part <= 1:
-            raise InvalidArgument(f"asc_{k}_r={part!r}: must be within 0 to 1")
+        _check_part(p, f"asc_{k}_r")
         constants |= {
             f"decay_{k}": exp(-decay * dt_ms),
-            f"mean_{k}": float((1.0 - exp(-decay * dt_ms)) / (decay * dt_ms)),
-            f"held_{k}": float(part * exp(-decay * p["refractory_ms"])),
+            f"mean_{k}": (1.0 - exp(-decay * dt_ms)) / (decay * dt_ms),
+            f"held_{k}": part * exp(-decay * p["refractory_ms"]),
         }
     return constants
 
 
-def _voltage_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _check_part(p: Parameters, name: str) -> None:
+    check(p, name, (p[name] >= 0) & (p[name] <= 1), "must be within 0 to 1")
+
+
+def _voltage_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "th_voltage_decay")
     index, decay, leak = p["th_voltage_index"], p["th_voltage_decay"], p["g_leak_ns"] / p["c_m_pf"]
     own = exp(-decay * dt_ms)
-    if abs(decay - leak) < 1e-9 * leak:  # the limit for equal rates
-        moved = index * dt_ms * own
-    else:
-        moved = index * (exp(-leak * dt_ms) - own) / (decay - leak)
+    equal = abs(decay - leak) < 1e-9 * leak
+    moved = index * (exp(-leak * dt_ms) - own) / choose(equal, 1.0, decay - leak)
+    moved = choose(equal, index * dt_ms * own, moved)  # the limit for equal rates
     return {
         "decay_thv": own,
-        "per_mv": float(moved),
-        "per_end_mv": float(index / decay * (1.0 - own)),
-        "mv_per_pa": float(1.0 / p["g_leak_ns"]),
+        "per_mv": moved,
+        "per_end_mv": index / decay * (1.0 - own),
+        "mv_per_pa": 1.0 / p["g_leak_ns"],
     }
 
 

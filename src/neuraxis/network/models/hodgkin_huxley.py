@@ -11,6 +11,8 @@ the times of much finer steps.
 
 from __future__ import annotations
 
+from typing import Any
+
 from neuraxis.network.arithmetic import exp, exprel
 from neuraxis.network.models.lif import Parameters, check_positive, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
@@ -56,12 +58,12 @@ def _traub_step(
     return _driven(v, g_leak + na + k + end_ex + end_in, drive, half), m, h, n
 
 
-def _traub_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _traub_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_syn_ex_ms", "tau_syn_in_ms")
     return {
-        "part_ms": float(dt_ms / PARTS),
-        "half": float(0.5 * dt_ms / p["c_m_pf"]),
-        "half_part": float(0.5 * dt_ms / PARTS / p["c_m_pf"]),
+        "part_ms": dt_ms / PARTS,
+        "half": 0.5 * dt_ms / p["c_m_pf"],
+        "half_part": 0.5 * dt_ms / PARTS / p["c_m_pf"],
         "decay_ex": exp(-dt_ms / PARTS / p["tau_syn_ex_ms"]),
         "decay_in": exp(-dt_ms / PARTS / p["tau_syn_in_ms"]),
         "half_ex": exp(-0.5 * dt_ms / p["tau_syn_ex_ms"]),
@@ -159,7 +161,7 @@ def hh_cond_exp_fine(
     v_mv, m, h, n, g_ex_ns, g_in_ns, refractory, ex_ns, in_ns, current_pa, dt_ms, part_ms, half, half_part, decay_ex,
     decay_in, g_leak_ns, g_na_ns, g_k_ns, e_rest_mv, e_na_mv, e_k_mv, v_t_mv, e_ex_mv, e_in_mv, refractory_steps,
 ):  # fmt: skip
-    """Hodgkin-Huxley neuron of Traub and Miles (1991) with exponentially decaying conductances (weights in nS).
+    """Hodgkin-Huxley neuron of Traub and Miles (1991) by a scheme of fourth order: `hh_cond_exp` with exact spikes.
 
     Equations, with V (`v_mv`), I (`current_pa`), U = V - v_t_mv and x = m, h or n::
 
@@ -215,12 +217,12 @@ def _hodgkin_step(v, m, h, n, i, end_i, dt, half, g_leak, g_na, g_k, leak, e_na,
     return _driven(v, g_leak + na + k, leak + na * e_na + k * e_k + end_i, half), m, h, n
 
 
-def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "g_leak_ns", "tau_syn_ex_ms", "tau_syn_in_ms")
-    constants: dict[str, float | int] = {
-        "part_ms": float(dt_ms / PARTS),
-        "half": float(0.5 * dt_ms / p["c_m_pf"]),
-        "half_part": float(0.5 * dt_ms / PARTS / p["c_m_pf"]),
+    constants: dict[str, Any] = {
+        "part_ms": dt_ms / PARTS,
+        "half": 0.5 * dt_ms / p["c_m_pf"],
+        "half_part": 0.5 * dt_ms / PARTS / p["c_m_pf"],
         "refractory_steps": steps(p, "refractory_ms", dt_ms),
     }
     for kind in ("ex", "in"):
@@ -228,8 +230,8 @@ def _alpha_constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
         decay = exp(-dt_ms / PARTS / tau)
         constants |= {
             f"decay_{kind}": decay,
-            f"rise_{kind}": float(dt_ms / PARTS * decay),
-            f"kick_{kind}": float(exp(1.0) / tau),
+            f"rise_{kind}": dt_ms / PARTS * decay,
+            f"kick_{kind}": exp(1.0) / tau,
         }
     return constants
 

@@ -23,6 +23,7 @@ from neuraxis.network.varying import Drawn
 
 __all__ = [
     "alpha_propagators",
+    "check",
     "check_below",
     "check_positive",
     "choose",
@@ -127,7 +128,7 @@ def choose(test: Any, yes: Any, no: Any) -> Any:
 
 def steps(p: Parameters, name: str, dt_ms: float) -> Any:
     """Return a time parameter as a number of steps, rounded with a warning unless it was drawn."""
-    _check(p, name, p[name] >= 0, "a time cannot be negative")
+    check(p, name, p[name] >= 0, "a time cannot be negative")
     if not isinstance(p[name], np.ndarray):
         return to_steps(on_grid(float(p[name]), dt_ms, name), dt_ms, name)
     if isinstance(p[name], Drawn):
@@ -137,16 +138,16 @@ def steps(p: Parameters, name: str, dt_ms: float) -> Any:
 
 def check_below(p: Parameters, reset: str, threshold: str) -> None:
     """Raise unless the reset is below the threshold in float32; else the neuron would never stop spiking."""
-    _check(p, reset, float32(p[reset]) < float32(p[threshold]), f"must be below {threshold}={p[threshold]!r}")
+    check(p, reset, float32(p[reset]) < float32(p[threshold]), f"must be below {threshold}={p[threshold]!r}")
 
 
 def check_positive(p: Parameters, *names: str) -> None:
     for name in names:
-        _check(p, name, p[name] > 0, "a number above 0 is expected")
+        check(p, name, p[name] > 0, "a number above 0 is expected")
 
 
-def _check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
-    # For arrays, `network.population` finds out which neuron it is.
+def check(p: Parameters, name: str, fulfilled: Any, expected: str) -> None:
+    """Raise unless the parameter fulfils this; for arrays, `network.population` finds out which neuron it is."""
     if not np.all(fulfilled):
         raise InvalidArgument(f"{name}={p[name]!r}: {expected}")
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from neuraxis.errors import InvalidArgument
+from typing import Any
+
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.models.lif import Parameters, check_positive, current_propagator, leak_constants, meanings
+from neuraxis.network.models.lif import Parameters, check, check_positive, current_propagator, leak_constants, meanings
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["mat2"]
 
 
-def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "tau_syn_ex_ms", "tau_syn_in_ms", "tau_1_ms", "tau_2_ms")
     constants = leak_constants(p, dt_ms)
-    if constants["refractory_steps"] < 1:
-        raise InvalidArgument(
-            f"refractory_ms={p['refractory_ms']!r}: V is not reset, so a refractory time of a step or more is needed"
-        )
+    # V is not reset.
+    check(p, "refractory_ms", constants["refractory_steps"] >= 1, "a refractory time of a step or more is expected")
     return {
         **constants,
         "decay_ex": exp(-dt_ms / p["tau_syn_ex_ms"]),

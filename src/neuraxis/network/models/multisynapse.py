@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.arithmetic import exp
@@ -143,7 +144,7 @@ def _checked(receptors: int) -> int:
 
 @cache
 def _exp_model(n: int) -> NeuronModel:
-    def constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    def constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
         values = leak_constants(p, dt_ms)
         for k in range(1, n + 1):
             tau = _tau(p, k)
@@ -164,15 +165,15 @@ def _exp_model(n: int) -> NeuronModel:
 
 @cache
 def _alpha_model(n: int) -> NeuronModel:
-    def constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+    def constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
         values = leak_constants(p, dt_ms)
         for k in range(1, n + 1):
             tau = _tau(p, k)
             slope, current = alpha_propagators(p, tau, dt_ms)
             values |= {
                 f"decay_{k}": exp(-dt_ms / tau),
-                f"rise_{k}": float(dt_ms * exp(-dt_ms / tau)),
-                f"kick_{k}": float(exp(1.0) / tau),
+                f"rise_{k}": dt_ms * exp(-dt_ms / tau),
+                f"kick_{k}": exp(1.0) / tau,
                 f"per_slope_{k}": slope,
                 f"per_pa_{k}": current,
             }
@@ -194,15 +195,15 @@ def _alpha_model(n: int) -> NeuronModel:
     )
 
 
-def _tau(p: Parameters, k: int) -> float:
+def _tau(p: Parameters, k: int) -> Any:
     check_positive(p, f"tau_syn_{k}_ms")
-    return float(p[f"tau_syn_{k}_ms"])
+    return p[f"tau_syn_{k}_ms"]
 
 
 def _model(
     text: str,
     n: int,
-    constants: Callable[[Parameters, float], dict[str, float | int]],
+    constants: Callable[[Parameters, float], dict[str, Any]],
     *,
     states: tuple[str, ...],
     constant_names: tuple[str, ...],

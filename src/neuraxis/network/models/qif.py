@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models.lif import Parameters, check_below, check_positive, meanings, steps
 from neuraxis.network.neuron_model import neuron_model
@@ -12,12 +14,12 @@ SIXTH = 1.0 / 6.0
 PARTS = 2
 
 
-def _constants(p: Parameters, dt_ms: float) -> dict[str, float | int]:
+def _constants(p: Parameters, dt_ms: float) -> dict[str, Any]:
     check_positive(p, "c_m_pf", "k", "tau_syn_ex_ms", "tau_syn_in_ms")
     check_below(p, "v_reset_mv", "v_peak_mv")
     part = dt_ms / PARTS
     return {
-        "h": float(part / p["c_m_pf"]),
+        "h": part / p["c_m_pf"],
         "half_ex": exp(-0.5 * part / p["tau_syn_ex_ms"]),
         "half_in": exp(-0.5 * part / p["tau_syn_in_ms"]),
         "refractory_steps": steps(p, "refractory_ms", dt_ms),

@@ -8,7 +8,7 @@ import numpy as np
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.arithmetic import exp
-from neuraxis.network.models.lif import Parameters
+from neuraxis.network.models.lif import Parameters, check
 from neuraxis.network.neuron_model import neuron_model
 
 __all__ = ["gamma_source", "parrot", "poisson_source", "spike_source"]
@@ -55,18 +55,15 @@ def poisson_source(uniform, threshold):
     return (uniform < threshold,)
 
 
-def _gamma_threshold(p: Parameters, dt_ms: float) -> dict[str, float | int]:
-    if p["rate_hz"] < 0:
-        raise InvalidArgument(f"rate_hz={p['rate_hz']!r}: a rate cannot be negative")
-    if not 1 <= p["shape"] <= LARGEST_SHAPE:
-        raise InvalidArgument(f"shape={p['shape']!r}: a whole number within 1 to {LARGEST_SHAPE} is expected")
+def _gamma_threshold(p: Parameters, dt_ms: float) -> dict[str, Any]:
+    check(p, "rate_hz", p["rate_hz"] >= 0, "a rate cannot be negative")
+    within = (p["shape"] >= 1) & (p["shape"] <= LARGEST_SHAPE)
+    check(p, "shape", within, f"a whole number within 1 to {LARGEST_SHAPE} is expected")
     probability = p["shape"] * p["rate_hz"] * dt_ms * 1e-3
-    if probability > 0.5:
-        raise InvalidArgument(
-            f"shape={p['shape']!r}, rate_hz={p['rate_hz']!r}: {probability:.2g} stages in a step of {dt_ms:g} ms, of "
-            "which 0.5 can be drawn. Lower one of them, or use shorter steps."
-        )
-    return {"threshold": int(round(probability * 2**32) - 2**31)}
+    few = f"shape * rate_hz cannot exceed {0.5e3 / dt_ms:g} with steps of {dt_ms:g} ms: lower one, or shorten the steps"
+    check(p, "rate_hz", probability <= 0.5, few)
+    threshold = np.rint(probability * 2.0**32) - 2**31
+    return {"threshold": threshold.astype(np.int64) if threshold.ndim else int(threshold)}
 
 
 @neuron_model(

@@ -1,0 +1,1 @@
+"""Differential equations as text, compiled to neuron models: `neuraxis.network.equations`."""
