@@ -25,7 +25,6 @@ MANY_OPTIONS = {
     "cli/sweep.py _sweep",
     "network/neuron_model.py neuron_model_from_source",
     "brain/brain.py Brain.__init__",
-    "network/neuron_model.py neuron_model_from_source",
     "simulation/mesh/executor.py MeshExecutor.__init__",
     "simulation/simulation.py Simulation.__init__",
     "training/parallel/data_parallel.py DataParallel.__init__",
