@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import textwrap
@@ -151,3 +152,8 @@ with zenoh.open(zenoh.Config.from_json5(json.dumps(config))) as session:
 
 def client_of(endpoint: str, connect_timeout: float = 10.0) -> Topology:
     return Topology("client", connect=(endpoint,), connect_timeout=connect_timeout)
+
+
+def free_endpoint() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"tcp/127.0.0.1:{server.getsockname()[1]}"

@@ -25,8 +25,8 @@ from neuraxis.mesh.messages import KINDS, Message
 from neuraxis.mesh.monitor import Monitor
 from neuraxis.mesh.topology import LARGEST_MESSAGE
 from neuraxis.wire.envelope import VERSION, seal_envelope
-from tests.mesh.conftest import LIMIT_S, Child, client_of, meet, settle
-from tests.mesh.raw import until
+from tests.mesh.conftest import LIMIT_S, ROUTER, Child, client_of, free_endpoint, meet, settle
+from tests.mesh.raw import fence, until
 
 Join = Callable[..., Node]
 Start = Callable[..., Child]
@@ -513,3 +513,140 @@ def test_a_listener_trusts_keys_and_survives_unreadable_messages(
                 until(lambda: listener._ledger.total().malformed == 2, "it to be counted")
             forge("data", 1, b"")
             assert listener.get(LIMIT_S) is not None
+
+
+# --- recovery ---
+
+
+class Impostor:
+    """Send on keys below one's own what looks to Zenoh like messages, heartbeats and replies of another publisher."""
+
+    def __init__(self, node: Node, mesh: str, source: Any) -> None:
+        self._session = node.session
+        self.key = f"neuraxis/{mesh}/{node.name}/value"
+        self._source = source
+        self.cache = f"{self.key}/@adv/pub/{source.zid}/{source.eid}/_"
+        self._cache = self._session.declare_queryable(f"{self.key}/@adv/**", self._reply)
+
+    def _reply(self, query: Any) -> None:
+        query.reply(self.key, b"\x08", encoding="application/msgpack")
+
+    def forge(self, *numbers: int) -> None:
+        block = zenoh.CongestionControl.BLOCK
+        for number in numbers:
+            info = zenoh.SourceInfo(self._source, number)
+            self._session.put(
+                self.key, b"\x07", encoding="application/msgpack", source_info=info, congestion_control=block
+            )
+        self._session.put(self.cache, (2**31).to_bytes(4, "little"))
+
+
+def source_of(sender: Node, witness: Node, kind: str) -> Any:
+    """Publish 0, and return the identity of the publisher, as anyone sees it who gets its messages."""
+    observed: list[Any] = []
+    key = f"neuraxis/{sender.mesh}/{sender.name}/value"
+    subscriber = witness.session.declare_subscriber(key, observed.append)
+    settle(witness)
+    sender.publish("value", 0, kind)
+    until(lambda: observed, "the message at the witness")
+    subscriber.undeclare()
+    return observed[0].source_info.source_id
+
+
+@pytest.mark.parametrize("kind", ["state", "event"])
+def test_a_forged_publisher_mutes_nobody(join: Join, mesh: str, kind: str) -> None:
+    """A program that may publish on one key of a subscription forges the publisher of another key."""
+    sender, receiver, stranger = join("sender"), join("receiver"), join("stranger")
+    handled: list[Message] = []
+    subscription = receiver.subscribe("*/value", depth=100)
+    receiver.subscribe("**", handled.append, depth=100)
+    meet(sender, receiver, stranger)
+    impostor = Impostor(stranger, mesh, source_of(sender, stranger, kind))
+    impostor.forge(1, 2, 10, 2**20, 2**31)
+    for value in range(1, 11):
+        sender.publish("value", value)
+    settle(stranger, sender)
+
+    def mine() -> list[Any]:
+        return [one.value for one in handled if one.node == "sender"]
+
+    until(lambda: mine() == list(range(11)), "all at the handler")
+    until(lambda: counts_of(subscription, "sender/value").received == 11, "all in the channel")
+    assert counts_of(subscription, "sender/value") == Counts(received=11)
+    # The forged ones are what their key says: messages of the stranger.
+    until(lambda: counts_of(subscription, "stranger/value").received >= 5, "those of the stranger")
+
+
+def test_events_are_recovered_despite_a_forged_publisher(join: Join, child: Start, mesh: str) -> None:
+    endpoint = free_endpoint()
+    router = child(ROUTER, endpoint)
+    assert router.receive() == "ready"
+    sender, receiver, stranger = (
+        join(name, topology=client_of(endpoint)) for name in ("sender", "receiver", "stranger")
+    )
+    handled: list[Message] = []
+    channel = receiver.subscribe("*/value", depth=5000)
+    receiver.subscribe("*/value", handled.append, depth=5000)
+    meet(sender, receiver, stranger)
+    impostor = Impostor(stranger, mesh, source_of(sender, stranger, "event"))
+    impostor.forge(1, 5, 400, 2**31)
+    fence(stranger.session)
+    router.kill()
+    until(lambda: not sender.connected and not receiver.connected, "both to see that the router is gone")
+    for value in range(1, 301):
+        sender.publish("value", value)
+    assert child(ROUTER, endpoint).receive() == "ready"
+    # Nothing more is published: the sender's heartbeat shows the missed messages.
+    until(lambda: counts_of(channel, "sender/value") == Counts(received=301), "all in the channel")
+    until(lambda: [one.value for one in handled if one.node == "sender"] == list(range(301)), "all at the handler")
+    assert (receiver.counts()["sender/value"]) == Counts(received=602)
+
+
+def test_what_waits_for_recovery_is_bounded(join: Join, mesh: str) -> None:
+    """A sender with gaps, with a cache that never answers, and with more identities than are followed."""
+    sender, receiver, stranger = join("sender"), join("receiver"), join("stranger")
+    channel = receiver.subscribe("*/value", depth=20_000)
+    meet(sender, receiver, stranger)
+    sender.publish("value", 0, "event")
+    assert channel.get(LIMIT_S).value == 0
+    recovery = channel._recovery
+    assert recovery is not None
+    publisher = stranger.session.declare_publisher(f"neuraxis/{mesh}/stranger/value")
+    questions: list[Any] = []  # a query ends when nothing refers to it
+    cache = stranger.session.declare_queryable(f"neuraxis/{mesh}/stranger/value/@adv/**", questions.append)
+    settle(stranger)
+    block = zenoh.CongestionControl.BLOCK
+
+    def forge(source: Any, number: int) -> None:
+        stranger.session.put(
+            f"neuraxis/{mesh}/stranger/value", b"\x07", encoding="application/msgpack",
+            source_info=zenoh.SourceInfo(source, number), congestion_control=block,
+        )  # fmt: skip
+
+    forge(publisher.id, 0)
+    for number in range(2, 2103):
+        forge(publisher.id, number)
+        if number % 500 == 0:
+            settle(stranger)
+    until(lambda: channel.counts().received == 2103, "the messages after the gap")
+    assert questions
+    for _ in range(100):  # more than are asked at a time
+        with stranger.session.declare_publisher(f"neuraxis/{mesh}/stranger/value") as other:
+            forge(other.id, 5)
+    until(lambda: questions.clear() or channel.counts().received == 2203, "those after the gaps of many")
+    cache.undeclare()
+    forge(publisher.id, 2**32 - 1)
+    for number in range(3):  # Zenoh's numbers have 32 bits
+        forge(publisher.id, number)
+    until(lambda: channel.counts().received == 2207, "those after the highest number")
+    assert not recovery._waiting
+    for number in range(4200):
+        with stranger.session.declare_publisher(f"neuraxis/{mesh}/stranger/value") as other:
+            forge(other.id, 0)
+        if number % 500 == 0:
+            settle(stranger)
+    until(lambda: channel.counts().received == 2207 + 4200, "one of each identity")
+    assert len(recovery._sources) <= 4000
+    assert any(key.endswith("/sender/value") for key, _ in recovery._sources)
+    sender.publish("value", 1)
+    until(lambda: counts_of(channel, "sender/value") == Counts(received=2), "the next one of the sender")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from neuraxis.errors import InvalidArgument
 from neuraxis.mesh import Node, Subscription
 from neuraxis.mesh.counts import Counts
 from neuraxis.mesh.messages import CACHED, KINDS, check_kind
-from tests.mesh.conftest import LIMIT_S, ROUTER, Child, client_of, meet, settle
+from tests.mesh.conftest import LIMIT_S, ROUTER, Child, client_of, free_endpoint, meet, settle
 from tests.mesh.raw import until
 
 Join = Callable[..., Node]
@@ -21,11 +20,6 @@ Start = Callable[..., Child]
 
 def take(subscription: Subscription, count: int) -> list[Any]:
     return [subscription.get(LIMIT_S).value for _ in range(count)]
-
-
-def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp/127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_kinds_are_four() -> None:

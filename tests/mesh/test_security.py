@@ -25,6 +25,7 @@ from neuraxis.mesh.access import write_access
 from neuraxis.mesh.certificates import init_keys
 from neuraxis.mesh.messages import declare_publisher, declare_subscriber
 from neuraxis.mesh.node import Node
+from neuraxis.mesh.recovery import RecoveringSubscriber
 from neuraxis.mesh.router import Router
 from neuraxis.mesh.topology import Tls, Topology, open_session
 from tests.mesh.raw import Recorder, fence, router_process, session, until, warm
@@ -243,6 +244,11 @@ def test_recovered_messages_follow_the_same_rules(roles: Callable[..., Any]) -> 
     fence(motor)
     fence(sensor)
     assert [one.try_recv() for one in spying] == [None, None]
+    recovered = RecoveringSubscriber(pfc, f"{ROOT}/", "vision/*", 100, 1)
+    sample = until(lambda: recovered.wait() and recovered.collect(), "the state from before")[0]
+    assert bytes(sample.payload) == b"a cup"
+    recovered.undeclare()
+    assert not recovered.wait()
 
 
 def test_forged_recovered_messages_are_rejected(roles: Callable[..., Any]) -> None:

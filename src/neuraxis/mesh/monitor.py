@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from neuraxis.mesh import Node
 from neuraxis.mesh.counts import Ledger
 from neuraxis.mesh.declarations import Declaration
 from neuraxis.mesh.keys import LONGEST_KEY, ROOT, check_expression
-from neuraxis.mesh.messages import declare_subscriber
+from neuraxis.mesh.recovery import RecoveringSubscriber, subscribe
 from neuraxis.threads import Empty, TimedQueue
 from neuraxis.wire.envelope import LONGEST_ATTACHMENT, Envelope, open_envelope
 
@@ -125,8 +126,13 @@ class Monitor(Declaration):
         self._ledger = Ledger(f"monitor {expression!r}")
         self._queue: TimedQueue[ObservedMessage] = TimedQueue()
         self._max_queued = _CAPACITY if payloads else _MAX_QUEUED
-        super().__init__(declare_subscriber(node.session, self._prefix + expression, _CAPACITY, int(last), last))
+        self._lock = threading.Lock()
+        declared = subscribe(node.session, self._prefix, expression, _CAPACITY, int(last), last)
+        self._recovery = declared if isinstance(declared, RecoveringSubscriber) else None
+        super().__init__(declared)
         self._start(f"monitor {expression}", self._read)
+        if self._recovery is not None:
+            self._start(f"recovery of {expression}", self._recover)
 
     def get(self, timeout: float) -> ObservedMessage | None:
         """Return the next message; None if none arrives within `timeout` seconds."""
@@ -156,13 +162,27 @@ class Monitor(Declaration):
                 sample = receive()
             except Exception:  # undeclared: nothing more arrives
                 return
-            # A reader that cannot keep up sees a gap in the sequence numbers.
-            if self._queue.qsize() < self._max_queued:
-                try:
-                    self._queue.put(self._observe(time.monotonic(), sample))
-                except Exception as error:  # one message must not end the thread
-                    self._ledger.log_failure("reading a message failed", error)
-                    self._ledger.note("?", "malformed", why=repr(error))
+            with self._lock:
+                for one in (sample,) if self._recovery is None else self._recovery.order(sample):
+                    self._queue_sample(one)
+
+    def _recover(self) -> None:
+        recovery = self._recovery
+        assert recovery is not None
+        while recovery.wait():
+            with self._lock:
+                for sample in recovery.collect():
+                    self._queue_sample(sample)
+            recovery.ask()
+
+    def _queue_sample(self, sample: Any) -> None:
+        # A reader that cannot keep up sees a gap in the sequence numbers.
+        if self._queue.qsize() < self._max_queued:
+            try:
+                self._queue.put(self._observe(time.monotonic(), sample))
+            except Exception as error:  # one message must not end the thread
+                self._ledger.log_failure("reading a message failed", error)
+                self._ledger.note("?", "malformed", why=repr(error))
 
     def _observe(self, now: float, sample: Any) -> ObservedMessage:
         key = str(sample.key_expr).removeprefix(self._prefix)

@@ -48,8 +48,8 @@ from neuraxis.mesh.messages import (
     Message,
     check_kind,
     declare_publisher,
-    declare_subscriber,
 )
+from neuraxis.mesh.recovery import subscribe
 from neuraxis.mesh.services import MAX_QUEUED, Requests, Service, check_threads
 from neuraxis.mesh.subscription import Drainer, Polled, Subscription, check_depth, ring_for
 from neuraxis.mesh.topology import LARGEST_MESSAGE, SeedPorts, Topology, open_links, wait_for_links
@@ -397,7 +397,7 @@ class Node:
             is_present=self._membership.arrival_of,
         )
         with self._guarded as session:
-            declaration = declare_subscriber(session, self._prefix + key_expression, capacity, history, recover)
+            declaration = subscribe(session, self._prefix, key_expression, capacity, history, recover)
         return declaration, decoder
 
     def _add(self, made: _AnySubscription) -> _AnySubscription:

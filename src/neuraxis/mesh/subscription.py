@@ -25,6 +25,7 @@ from neuraxis.mesh.asynchronous import HandlerCancelled
 from neuraxis.mesh.counts import Counts
 from neuraxis.mesh.declarations import Declaration
 from neuraxis.mesh.messages import DEPTHS, STALE_AFTER_S, Arrival, Decoder, Message, Stream, size_of
+from neuraxis.mesh.recovery import RecoveringSubscriber
 
 __all__ = ["Drainer", "Polled", "Subscription", "check_depth", "ring_for"]
 
@@ -110,6 +111,7 @@ class _Backlog(Declaration):
     def __init__(self, expression: str, declaration: Any, decoder: Decoder, depth: int | None, ring: int) -> None:
         super().__init__(declaration)
         self.expression = expression
+        self._recovery = declaration if isinstance(declaration, RecoveringSubscriber) else None
         self._decoder = decoder
         self._ledger = decoder.ledger
         self._depth = depth
@@ -143,7 +145,14 @@ class _Backlog(Declaration):
                 samples.append(sample)
         except Exception as error:
             raise _ChannelEnded from error
-        admit, was_full = self._decoder.admit, len(samples) >= self._ring
+        was_full = len(samples) >= self._ring
+        if self._recovery is not None:
+            order = self._recovery.order
+            samples = [ordered for sample in samples for ordered in order(sample)]
+        return self._admit(samples, was_full)
+
+    def _admit(self, samples: list[Any], was_full: bool) -> list[Arrival]:
+        admit = self._decoder.admit
         arrivals = [arrival for sample in samples if (arrival := admit(sample, was_full)) is not None]
         self._slow_reader.arrived += len(arrivals)
         if was_full:
@@ -298,11 +307,18 @@ class Subscription(_Backlog):
         self._history = history
         self._drainer = drainer
         self._handling = False
-        self._lock = threading.Lock()  # guards the backlog of a handler
+        self._is_receiving = False  # waits for a sample, or has one that is not in the backlog
+        self._lock = threading.Lock()  # guards the decoder, and the backlog of a handler
+        self._recovered = threading.Event()
+        self._turn = threading.Lock()  # held while one of two threads calls the handler
         self._waiters: set[Callable[[], Any]] = set()
         if handler is not None:
             drainer.add(self)
         self._start(expression, self._queue_messages if handler is None else self._call_handler)
+        if self._recovery is not None:
+            self._start(f"recovery of {expression}", self._recover)
+            if handler is not None:
+                self._start(f"recovered {expression}", self._handle_recovered)
 
     def get(self, timeout: float | None = None) -> Message:
         """Return the next message.
@@ -367,7 +383,7 @@ class Subscription(_Backlog):
         if not self._handling:
             return False
         with self._lock:
-            if self._handling and not self.closed:
+            if self._handling and not self._is_receiving and not self.closed:
                 try:
                     self._push_all(self._drain())
                 except Exception:  # undeclared meanwhile
@@ -377,26 +393,84 @@ class Subscription(_Backlog):
     # --- helpers ----------------------------------------------------------------------------------------------
 
     def _call_handler(self) -> None:
-        receive = self._channel.recv
+        receive, is_shared = self._channel.recv, self._recovery is not None
         try:
             while not self.closed:
+                # `_handle_recovered` reads `_is_receiving` after `_recover` has added to the backlog, and this thread
+                # sets that before it reads `_order`. So one of them sees that there is a message to handle.
+                self._is_receiving = True
                 try:
                     taken = [] if self._order else [receive()]
                 except Exception:  # undeclared, or the session is closed
                     break
                 try:
-                    arrival = self._next_arrival(taken)
-                    taken.clear()  # release a large payload before waiting for the next
-                    if arrival is not None:
-                        self._handle(arrival)
-                        del arrival
+                    if is_shared and not self._turn.acquire(blocking=False):  # the other thread calls the handler
+                        with self._lock:
+                            self._push_all(self._drain(*taken))
+                            self._is_receiving = False
+                        taken.clear()
+                        self._turn.acquire()
+                    try:
+                        arrival = self._next_arrival(taken)
+                        taken.clear()  # release a large payload before waiting for the next
+                        if arrival is not None:
+                            self._handle(arrival)
+                            del arrival
+                    finally:
+                        self._handling = False
+                        if is_shared:
+                            self._turn.release()
                 except _ChannelEnded:
                     break
                 except Exception as error:  # one message must not end the thread
                     self._ledger.log_failure("taking a message failed", error)
-                self._handling = False
         finally:
             self._end()
+
+    def _recover(self) -> None:
+        """Pass on the recovered messages of a subscription of several keys."""
+        recovery = self._recovery
+        assert recovery is not None
+        try:
+            while recovery.wait():
+                try:
+                    with self._lock:
+                        arrivals = self._admit(recovery.collect(), False)
+                        if self._handler is not None:
+                            self._push_all(arrivals)
+                        else:
+                            for arrival in arrivals:
+                                self._queue_message(arrival)
+                    recovery.ask()
+                    if arrivals:
+                        self._recovered.set()
+                except Exception as error:  # one message must not end the thread
+                    self._ledger.log_failure("recovering messages failed", error)
+        finally:
+            self._recovered.set()
+
+    def _handle_recovered(self) -> None:
+        """Call the handler with recovered messages, as long as the other thread waits for a sample."""
+        while not self.closed:
+            self._recovered.wait()
+            self._recovered.clear()
+            try:
+                while self._order and self._is_receiving and not self.closed:
+                    self._handle_next()
+            except Exception as error:
+                self._ledger.log_failure("handling a recovered message failed", error)
+
+    def _handle_next(self) -> None:
+        """Call the handler with the next message of the backlog."""
+        with self._turn:
+            with self._lock:
+                arrival = self._pop_arrival(fresh=True)
+                self._handling = arrival is not None
+            try:
+                if arrival is not None:
+                    self._handle(arrival)
+            finally:
+                self._handling = False
 
     def _next_arrival(self, taken: list[Any]) -> Arrival | None:
         """Return the next message for the handler, from the samples just taken and the backlog."""
@@ -407,7 +481,9 @@ class Subscription(_Backlog):
                 raise _ChannelEnded from error
             if more is not None:
                 taken.append(more)
-            if len(taken) == 1 and not self._order:  # the handler keeps up
+            self._is_receiving = False
+            keeps_up = len(taken) == 1 and not self._order
+            if keeps_up and (self._recovery is None or taken[0].source_info is None):
                 arrival = self._decoder.admit(taken[0])
                 if arrival is not None:
                     self._slow_reader.arrived += 1
@@ -454,8 +530,9 @@ class Subscription(_Backlog):
                 except Exception:  # undeclared, or the session is closed
                     break
                 try:
-                    for arrival in self._drain(first):
-                        self._queue_message(arrival)
+                    with self._lock:
+                        for arrival in self._drain(first):
+                            self._queue_message(arrival)
                 except _ChannelEnded:
                     break
                 except Exception as error:  # one message must not end the thread
@@ -497,6 +574,7 @@ class Subscription(_Backlog):
             self.closed = True
             self._changed.notify_all()
             self._call_waiters()
+        self._recovered.set()
 
 
 class Drainer:
