@@ -24,6 +24,7 @@ MANY_OPTIONS = {
     "cli/run.py _run",
     "cli/sweep.py _sweep",
     "brain/brain.py Brain.__init__",
+    "network/symbolic/model.py equations",
     "simulation/mesh/executor.py MeshExecutor.__init__",
     "simulation/simulation.py Simulation.__init__",
     "training/parallel/data_parallel.py DataParallel.__init__",
