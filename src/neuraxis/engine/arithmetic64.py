@@ -178,9 +178,9 @@ def tanh(x: Any) -> Any:
 def _turned(x: Any, quarters: Any) -> Any:
     """Return the sine of x + quarters pi / 2; NaN where |x| exceeds 2^30."""
     inside = abs(x) <= _LARGEST_ANGLE
-    within = x if inside else 0.0
-    n = (within * _INVERSE_HALF_PI + _ROUNDER) - _ROUNDER
-    r = ((within - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
+    wide = x if inside else 0.0
+    n = (wide * _INVERSE_HALF_PI + _ROUNDER) - _ROUNDER
+    r = ((wide - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
     s = r * r
     sine = ((((((_S8 * s + _S7) * s + _S6) * s + _S5) * s + _S4) * s + _S3) * s + _S2) * s + _S1
     sine = r + (r * s) * sine
