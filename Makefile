@@ -1,6 +1,8 @@
 # Everything needs only python3 (with venv and pip); the rest is installed into .venv from the pins in constraints.txt.
 
 PYTHON ?= python3
+# Processes that `make test` runs tests in.
+JOBS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -31,7 +33,7 @@ check: lint  ## before each commit: style, types, layers and a fast core of test
 
 test: .venv/dev  ## everything that must pass before a change lands
 	$(MAKE) --jobs 2 --output-sync=target docs lint dist-check
-	NEURAXIS_EXAMPLES=docs/_build/examples $(BIN)/python -m pytest -n 2 -m "not alone"
+	NEURAXIS_EXAMPLES=docs/_build/examples $(BIN)/python -m pytest -n $(JOBS) -m "not alone"
 	$(BIN)/python -m pytest -m alone $$(grep -rlE 'mark\.alone' tests --include='test_*.py')
 
 test-root: .venv/dev  ## as root: cut links, several hosts and full disks, in namespaces; SECONDS and SEED can be set

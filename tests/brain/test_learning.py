@@ -1,4 +1,4 @@
-"""Whole sessions: the documented learning of the default brain."""
+"""Complete sessions: the documented learning of the default brain."""
 
 from __future__ import annotations
 

@@ -17,9 +17,16 @@ from neuraxis.simulation import Simulation
 from tests.engine.running import give_spikes, trains_of, values_of
 
 
-def run(model: NeuronModel, steps: int, states: tuple[str, ...], dt_ms: float = 0.1, **initial: Any) -> Any:
+def run(
+    model: NeuronModel,
+    steps: int,
+    states: tuple[str, ...],
+    dt_ms: float = 0.1,
+    precision: str = "float32",
+    **initial: Any,
+) -> Any:
     """Run one neuron; return its states by (state, step), float64."""
-    network = Network(dt_ms=dt_ms)
+    network = Network(dt_ms=dt_ms, precision=precision)
     cells = network.population("cells", 1, model, **initial)
     for state in states:
         network.record(cells, state, every_ms=dt_ms)
@@ -126,13 +133,16 @@ def test_exact_against_matrix_exponentials_and_the_fixed_point() -> None:
         """,
         initial={"v": -60, "y": 300}, method="exact",
     )  # fmt: skip
-    got = run(model, 2000, ("v_mv", "x_pa", "y_pa", "w_pa", "z_pa"))
+    names = ("v_mv", "x_pa", "y_pa", "w_pa", "z_pa")
+    got, precise = run(model, 2000, names), run(model, 2000, names, precision="float64")
     a = np.array([[-0.1, 1 / 250, 0, -1 / 250], [0, -0.1, 0.1, 0], [0, 0, -0.1, 0], [2 / 2e4, 0, 0, -1 / 2e4]])
     x, step = np.array([5.0, 0.0, 300.0, 0.0]), expm(0.1 * a)
     for k in range(2000):
         x = step @ x
         if k % 100 == 99:
-            assert np.abs(got[:4, k] - x - np.array([-65.0, 0, 0, 0])).max() < 5e-4, k  # float32 near -65 mV
+            wanted = x + np.array([-65.0, 0, 0, 0])
+            assert np.abs(got[:4, k] - wanted).max() < 5e-4, k  # float32 near -65 mV
+            assert np.abs(precise[:4, k] - wanted).max() < 1e-11, k
     assert (got[4] == 0.0).all()
     rest = run(model, 100, ("v_mv",), v_mv=-65.0, y_pa=0.0)
     assert np.abs(rest + 65.0).max() < 2e-5  # stays where it is in equilibrium

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numba import njit
 
+from neuraxis.engine import arithmetic as narrow_kernels
 from neuraxis.engine import arithmetic64 as kernels
 from neuraxis.errors import CheckpointError, InvalidArgument, NumericalInstability
 from neuraxis.network import STDP, AllToAll, Network, NeuronModel, Normal, Uniform, arithmetic, neuron_model
-from neuraxis.network.models import adex, izhikevich, lif_alpha, lif_exp_two, spike_source
+from neuraxis.network.models import adex, izhikevich, lif_alpha, lif_exp_two, rate_linear, spike_source
 from neuraxis.simulation import Simulation
 from tests.engine.running import adder, give_spikes, two_adders
 
@@ -40,6 +41,10 @@ def power_of(x: Array, y: Array) -> Array:
     for i in range(len(x)):
         out[i] = kernels.power(x[i], y[i])
     return out
+
+
+def test_both_precisions_have_the_same_functions():
+    assert {*narrow_kernels.__all__} - {*kernels.__all__} == {"power_of_positive"}  # for plastic weights only
 
 
 def test_functions_are_close_to_exact_ones():
@@ -190,6 +195,31 @@ def test_numbers_beyond_float32_are_possible_and_infinity_is_reported(tmp_path: 
     narrow.population("cells", 3, growing)
     with Simulation(narrow) as simulation, pytest.raises(CheckpointError):
         simulation.restore(tmp_path / "state")
+
+
+TABLE = tuple(1 / (k + 3) for k in range(70))
+SMALL = (1 / 3, 1 / 7, 1 / 9)
+
+
+@neuron_model(states={"v": 0.0, "w": 0.0, "n": 0})
+def with_tables(v, w, n):
+    return False, v + TABLE[n], w + SMALL[n % 3], n + 1
+
+
+def test_tables_have_the_bits_of_float64():
+    network = Network(precision="float64")
+    network.population("cells", 2, with_tables)
+    with Simulation(network) as simulation:
+        simulation.step(5)
+        assert simulation.state("cells", "v")[1] == ((((1 / 3) + 1 / 4) + 1 / 5) + 1 / 6) + 1 / 7
+        assert simulation.state("cells", "w")[1] == ((((1 / 3) + 1 / 7) + 1 / 9) + 1 / 3) + 1 / 7
+
+
+def test_continuous_connections_are_refused():
+    network = Network(precision="float64")
+    network.population("cells", 2, rate_linear)
+    with pytest.raises(InvalidArgument, match="float32"):
+        network.connect_rates("cells", "cells", AllToAll(), weight=1.0)
 
 
 def test_precision_is_checked_and_shown():

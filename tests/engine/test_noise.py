@@ -1,4 +1,4 @@
-"""What the engine gives to models: random numbers (error, distribution, the same bits on a GPU), and the time."""
+"""Inputs of models from the engine: random numbers (error, distribution, the same bits on a GPU), and the time."""
 
 from __future__ import annotations
 

@@ -233,12 +233,12 @@ def test_a_stream_that_is_read_slowly_gives_the_newest(join: Join) -> None:
     async def main() -> None:
         async with receiver.stream("sender/number") as messages:
             await asyncio.to_thread(meet, sender, receiver)
-            for value in range(500):
-                sender.publish("number", value, "stream")
             subscription = messages.subscription
-            await asyncio.to_thread(
-                until, lambda: subscription.counts().received + subscription.counts().dropped == 500, "all of them"
-            )
+            value, deadline = 0, time.monotonic() + LIMIT_S
+            while (counts := subscription.counts()).received + counts.dropped < 500:  # a busy machine loses some
+                assert time.monotonic() < deadline, counts
+                sender.publish("number", value, "stream")
+                value += 1
             assert (await anext(messages)).value >= 490
             assert subscription.counts().dropped >= 490
 

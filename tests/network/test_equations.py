@@ -149,7 +149,7 @@ class TestUnits:
              "a sum of two units in `(e_rest - v) / tau_m + i`: `(e_rest - v) / tau_m` is in mV/ms, `i` is in pA"),
             ("dv/dt = (e_rest - v)/tau_m : mV\ndw/dt = v/tau_m : pA",
              "equations, line 2 `dw/dt = v/tau_m : pA`: dw/dt is in pA/ms, but `v / tau_m` is in mV/ms"),
-            ("dv/dt = -v/tau_m : mV\nx = v + 5 : mV", "in `v + 5`: `v` is in mV, `5` is in no unit"),
+            ("dv/dt = -v/tau_m : mV\nx = v + 5 : mV", "in `v + 5`: `v` is in mV, `5` has no unit"),
             ("dv/dt = -v*exp(v)/tau_m : mV", "exp takes a number without a unit, but `v` is in mV. Divide it"),
             ("dv/dt = -v/tau_m : mV\nx = v**v : 1", "the exponent of `v ** v` is in mV"),
             ("dv/dt = -v/tau_m : mV\nx = v**y : 1\ny = 2*v/mV : 1", "so the exponent must be a number"),
@@ -166,7 +166,7 @@ class TestUnits:
         text = "dv/dt = -v/(10*ms) : mV"
         assert "threshold `v > -50`: a comparison of two units" in refused(text, threshold="v > -50")
         assert "threshold `v`: `v` is not a condition" in refused(text, threshold="v")
-        assert "reset, statement 2 `v = 5`: v is in mV, but `5` is in no unit" in refused(
+        assert "reset, statement 2 `v = 5`: v is in mV, but `5` has no unit" in refused(
             text, threshold="v > 0", reset="v += 1*mV; v = 5"
         )
         assert "a refractory time is in ms, but `5 * mV` is in mV" in refused(text, refractory="5*mV")
@@ -285,7 +285,8 @@ class TestMistakes:
         "expression",
         [
             "__import__('os').system('true')", "v.__class__", "v[0]", "[v for v in (1,)][0]", "(lambda: v)()", "'v'",
-            "f'{v}'", "eval(v)", "open(v)", "v if v else __builtins__", "(v := 3)", "*v", "v @ v", "v and v.real", "exp(x=v)",
+            "f'{v}'", "eval(v)", "open(v)", "v if v else __builtins__", "(v := 3)", "*v", "v @ v", "v and v.real",
+            "exp(x=v)",
             "~v",
             "9" * 400, "1j", "v is v", "1e999", "await v", "b'v'", "...", "None", "v\\", "é",
         ],

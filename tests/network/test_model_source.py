@@ -79,7 +79,7 @@ BODY = "def m(v):\n    return False, v\n"
     ("text", "message"),
     [
         ("def m(v):\n    return (False, v\n", r"made\.txt, line 2: not valid Python.*`return \(False, v`"),
-        ("def m(v):\n    a = v\n    return False, foo(a)\n", r"m, made\.txt, line 3: uses 'foo'"),
+        ("def m(v):\n    a = v\n    return False, foo(a)\n", r"m, made\.txt, line 3: 'foo', which is not defined,"),
         ("def m(v):\n    return False, v[0]\n", r"m, made\.txt, line 2: .*`v\[0\]`"),
         ("def m(v):\n    x = 1\n    return False, (v\n       + (x << v))\n", r"m, made\.txt, line 4: .*`x << v`"),
         ("def g(v):\n    return v << 2\n\n\ndef m(v):\n    return False, g(v)\n", r"made\.txt, line 2: .*`v << 2`"),
@@ -95,7 +95,7 @@ BODY = "def m(v):\n    return False, v\n"
         ("(" * 3000 + ")" * 3000 + "\n" + BODY, r"made\.txt.*not valid Python"),
         ("a\0b", r"made\.txt.*not valid Python"),
         (f"X = {'-' * 5000}1\n{BODY}", r"made\.txt: it is nested too deeply"),
-        (f"def m(v):\n    return False, {'v + ' * 900}v\n", r"made\.txt: it is nested too deeply"),
+        (f"def m(v):\n    return False, {'v + ' * 900}v\n", r"made\.txt, line 1: it is nested too deeply"),
         (f"X = (((2**1024)**1024)**1024)**16\n{BODY}", "a whole number of more than 1,024 bits"),
     ],
 )  # fmt: skip
@@ -109,7 +109,7 @@ def test_an_error_in_a_notebook_names_the_line_of_the_cell(tmp_path: Any) -> Non
     file = str(tmp_path / "ipykernel_7" / "123.py")  # as IPython names a cell, which it keeps in memory
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        with pytest.raises(InvalidArgument, match=r"^wrong, notebook cell, line 3: uses 'round'"):
+        with pytest.raises(InvalidArgument, match=r"^wrong, notebook cell, line 3: the function round"):
             exec(compile(text, file, "exec"), {"neuron_model": neuron_model})
     finally:
         del linecache.cache[file]

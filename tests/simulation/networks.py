@@ -472,7 +472,8 @@ drifting = equations(
     dr/dt = -r/(50*ms) : Hz
     tau = 5*ms : ms
     """,
-    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, receptors={"kick": "x += 0.1*weight"}, name="drifting",
+    threshold="x > 1", reset="x = 0; r += 20*Hz", refractory=0.7, name="drifting",
+    receptors={"kick": "x += 0.1*weight"},
 )  # fmt: skip
 
 
@@ -482,12 +483,12 @@ def written_as_equations(seed: int) -> Network:
     a = network.population("a", 260, adapting(tau_m_ms=Uniform(6.0, 14.0)), v_mv=Uniform(-70.0, -53.0))
     b = network.population("b", 70, channels)
     c = network.population("c", 90, drifting(tau_ms=np.linspace(4.0, 8.0, 90)))
-    network.connect(a, a, FixedInDegree(k=9), weight=Normal(60.0, 20.0), delay_ms=Uniform(0.1, 2.0))
+    network.connect(a, a, FixedInDegree(k=9), weight=Normal(30.0, 10.0, low=0.0), delay_ms=Uniform(0.1, 2.0))
     network.connect(a, b, FixedInDegree(k=12), weight=9.0, delay_ms=0.3)
     network.connect(b, c, FixedInDegree(k=5), weight=0.4, delay_ms=0.2)
     network.connect(c, a, FixedInDegree(k=12), weight=-90.0, delay_ms=1.1)
-    network.poisson(a, rate_hz=3000.0, weight=70.0)
-    network.current(a, np.linspace(0.0, 250.0, 260))
+    network.poisson(a, rate_hz=3000.0, weight=25.0)
+    network.current(a, np.linspace(0.0, 150.0, 260))
     for population in network.populations:
         network.record(population)
     network.record(a, "w_pa", every_ms=0.5, subset=[259, 0, 130])

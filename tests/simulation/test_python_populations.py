@@ -101,6 +101,18 @@ def test_a_python_population_with_a_tick_is_called_at_each_of_them(tmp_path: Pat
     assert found["r2"] == []
 
 
+def test_only_a_first_call_with_events_is_announced() -> None:
+    """A region of the mesh publishes its status then, so one without events must not announce a call at every step."""
+    network, made = quiet({"hears": [("source", 1)]}, {})
+    executor = PythonPopulationsByTurns(1)
+    announced: list[tuple[int, bool]] = []
+    with Simulation(network, executor=executor, python_populations=made) as simulation:
+        runner = executor._runners[0]
+        runner.python_populations.around_first_call = lambda begins: announced.append((runner.shard.step, begins))
+        simulation.advance(30)
+    assert announced == [(2, True), (2, False)]  # of the one that hears the spike of step 1
+
+
 def test_splitting_a_run_does_not_change_the_events(tmp_path: Path) -> None:
     python_population = {"hears": [("source", 3)], "batch_steps": 6, "tick_steps": 4, "config": {"echo": 4}}
     expected = heard([dict(python_population)], 30, tmp_path / "one")

@@ -18,6 +18,7 @@ from numba import njit
 from neuraxis.compiled.atomics import bits_to_float64, float64_to_bits
 from neuraxis.engine import arithmetic
 from neuraxis.engine.arithmetic import (
+    entry,
     floor_divide,
     floor_divide_int,
     int_power,
@@ -28,12 +29,14 @@ from neuraxis.engine.arithmetic import (
     sqrt,
     to_int32,
     to_int64,
+    within,
 )
 
 __all__ = [
     "cos",
     "drawn_normal",
     "drawn_random",
+    "entry",
     "exp",
     "expm1",
     "exprel",
@@ -52,6 +55,7 @@ __all__ = [
     "tanh",
     "to_int32",
     "to_int64",
+    "within",
 ]
 
 _d, _l, _u = np.float64, np.int64, np.uint64
@@ -174,9 +178,9 @@ def tanh(x: Any) -> Any:
 def _turned(x: Any, quarters: Any) -> Any:
     """Return the sine of x + quarters pi / 2; NaN where |x| exceeds 2^30."""
     inside = abs(x) <= _LARGEST_ANGLE
-    within = x if inside else 0.0
-    n = (within * _INVERSE_HALF_PI + _ROUNDER) - _ROUNDER
-    r = ((within - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
+    wide = x if inside else 0.0
+    n = (wide * _INVERSE_HALF_PI + _ROUNDER) - _ROUNDER
+    r = ((wide - n * _HALF_PI_0) - n * _HALF_PI_1) - n * _HALF_PI_2
     s = r * r
     sine = ((((((_S8 * s + _S7) * s + _S6) * s + _S5) * s + _S4) * s + _S3) * s + _S2) * s + _S1
     sine = r + (r * s) * sine

@@ -26,9 +26,11 @@ from types import ModuleType
 from typing import Any
 
 from numba import types
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from neuraxis.compiled import compiled_c_function, digest_of_sources
+from neuraxis.errors import InvalidArgument
 from neuraxis.network.neuron_model import NeuronModel, lower_model
 
 __all__ = [
@@ -438,7 +440,14 @@ def _draw(row: int) -> list[str]:
 
 @cache
 def _compiled(generated: Generated) -> Any:
-    return compiled_c_function(generated.signature, getattr(_module(generated), generated.function))
+    function = getattr(_module(generated), generated.function)
+    try:
+        return compiled_c_function(generated.signature, function)
+    except NumbaError as error:  # what models can use is checked when they are defined
+        raise InvalidArgument(
+            f"{generated.name}: the model could not be compiled, which is a fault of neuraxis. Please report it with "
+            f"the source of the model. The compiler says: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _module(generated: Generated) -> ModuleType:

@@ -17,6 +17,7 @@ from types import FunctionType
 
 from neuraxis.arguments import plain
 from neuraxis.errors import InvalidArgument
+from neuraxis.network.model_checks import check_constructs
 from neuraxis.network.model_draws import DRAW_FUNCTIONS, marked_draw
 from neuraxis.network.model_language import FUNCTIONS
 from neuraxis.network.model_source import Definition, defined_by, located, placed, quoted
@@ -52,6 +53,7 @@ def inline_functions(function: Definition) -> ast.FunctionDef:
         A function calls itself, does not always return one value, returns within a loop, is called in the condition
         of a `while`, or its arguments do not match.
     """
+    check_constructs(function, function.name)
     made = with_tables(copy.deepcopy(function.tree), function)
     taken = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
     made.body = _Inlining(function.name, taken).block(made.body, function, ())
@@ -137,6 +139,7 @@ class _Inlining:
             raise InvalidArgument(
                 f"{located(self._model, call)}: its functions contain more than {_MOST_CALLS:,} calls. Use loops."
             )
+        check_constructs(called, self._model)
         tree = with_tables(copy.deepcopy(called.tree), called)
         if not always_returns(tree.body) or any(
             isinstance(node, ast.Return) for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.While)
@@ -203,6 +206,7 @@ class _Calls(ast.NodeTransformer):
         self.statements: list[ast.stmt] = []
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
+        text = quoted(node)
         self.generic_visit(node)  # calls among the arguments come first
         known = _language_function(node.func, self._function)
         if known in DRAW_FUNCTIONS:
@@ -215,7 +219,7 @@ class _Calls(ast.NodeTransformer):
             return node
         statements, result = self._inlining.statements_of(node, called, self._callers)
         self.statements += statements
-        return placed(result, node)
+        return placed(result, node, text)
 
 
 class _Rename(ast.NodeTransformer):

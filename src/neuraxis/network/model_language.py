@@ -29,7 +29,7 @@ from neuraxis.errors import InvalidArgument
 from neuraxis.network.model_source import located, placed, quoted
 from neuraxis.network.model_tables import Table, as_table
 
-__all__ = ["BOOL", "DOUBLE", "FLOAT", "FLOAT_FUNCTIONS", "FUNCTIONS", "INT", "lower_function", "rounded"]
+__all__ = ["ALLOWED", "BOOL", "DOUBLE", "FLOAT", "FLOAT_FUNCTIONS", "FUNCTIONS", "INT", "lower_function", "rounded"]
 
 Number = float | int
 
@@ -39,6 +39,11 @@ BOOL, INT, FLOAT, DOUBLE = "a truth value", "a whole number", "float32", "float6
 # The functions that a model may call.
 FLOAT_FUNCTIONS = ("cos", "exp", "expm1", "exprel", "log", "log1p", "power", "sin", "sqrt", "tanh")  # of float32
 FUNCTIONS = frozenset({"abs", "bool", "float", "int", "max", "min", "range", *FLOAT_FUNCTIONS})
+
+ALLOWED = (
+    "Use arithmetic, comparisons, conditional expressions, if, for over a range or a table, TABLE[i], len(TABLE), your "
+    f"own functions that are written with def, {', '.join(sorted(FUNCTIONS - {'range'}))}, normal() and random()."
+)
 
 _LOWEST_INT32, _HIGHEST_INT32 = -(2**31), 2**31 - 1
 _MOST_PASSES = 8  # over a loop, until the kinds of its variables are stable; two or three are enough
@@ -69,6 +74,7 @@ _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_MOST_BITS = 1000  # of a literal: any that a float64 can hold
 _PRODUCTS = (2, 3, 4)  # exponents that become products
 
 _ENTRIES = "Write TABLE[i] with a tuple or array of numbers TABLE, of your module or in place, and a whole number i."
@@ -162,9 +168,7 @@ class _Lowering:
 
     def _refuse(self, node: ast.AST, what: str, remedy: str = "") -> InvalidArgument:
         at = located(self._model, node, self._statement_at)
-        default = "Use arithmetic, comparisons, conditional expressions, if, for over a range and "
-        default += f"{', '.join(sorted(FUNCTIONS - {'range'}))}."
-        return InvalidArgument(f"{at}: {what} cannot be used in a model: `{quoted(node)}`. {remedy or default}")
+        return InvalidArgument(f"{at}: {what} cannot be used in a model: `{quoted(node)}`. {remedy or ALLOWED}")
 
     # --- statements: each method returns the lowered statements and the kinds after them (None if unreachable) ---
 
@@ -183,8 +187,8 @@ class _Lowering:
             self._statement_at = node
         if isinstance(node, ast.Assign):
             return self._assign(node, node.targets, node.value, kinds)
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
-            return self._assign(node, [node.target], node.value, kinds)
+        if isinstance(node, ast.AnnAssign):
+            return self._assign(node, [node.target], node.value, kinds) if node.value is not None else ([], kinds)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             read = placed(ast.Name(node.target.id, ast.Load()), node.target)
             value = placed(ast.BinOp(read, node.op, node.value), node)
@@ -379,6 +383,8 @@ class _Lowering:
             raise self._refuse(node, f"{value!r}", "Write a real number.")
         if isinstance(value, float) and not math.isfinite(value):
             raise self._refuse(node, f"the value {value!r}", "Write a finite number.")
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise self._refuse(node, f"a whole number of more than {_MOST_BITS:,} bits", "Write it as a float.")
         return _Value(ast.Constant(value), "", value)
 
     def _binary(self, node: ast.BinOp, a: _Value, b: _Value) -> _Value:
@@ -641,6 +647,8 @@ class _Lowering:
             raise self._refuse(node, "a number of this size")
         try:
             return self._literal(node, function(a.literal, b.literal))
+        except InvalidArgument:
+            raise
         except (ArithmeticError, ValueError) as error:
             raise self._refuse(node, f"an expression that has no value ({error})", "Write a number.") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def _alike(rows: Sequence[Sequence[Any]]) -> list[tuple[Number, ...]]:
 
 
 def with_tables(tree: ast.FunctionDef, function: Definition) -> ast.FunctionDef:
-    """Return the tree of a function with constants in place of the names of tables around it.
+    """Return the tree of a function with constants in place of the names of tables around it, and of `math.pi`.
 
     Raises
     ------
@@ -104,3 +105,12 @@ class _Named(ast.NodeTransformer):
                 f"two dimensions, of up to {LARGEST_TABLE:,} numbers."
             ) from error
         return placed(ast.Constant(made), node, node.id)  # type: ignore[arg-type]
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace a number of a module, as math.pi."""
+        if isinstance(node.value, ast.Name) and node.value.id not in self._own:
+            outer = self._function.value_of(node.value.id)
+            number = plain(getattr(outer, node.attr, None)) if isinstance(outer, ModuleType) else None
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                return placed(ast.Constant(number), node, ast.unparse(node))
+        return node

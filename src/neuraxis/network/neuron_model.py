@@ -41,7 +41,7 @@ from neuraxis.network.arithmetic import stored_as
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
-from neuraxis.network.model_language import FLOAT, FUNCTIONS, INT, lower_function, rounded
+from neuraxis.network.model_language import ALLOWED, FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
 from neuraxis.network.parameters import ParameterTable, unit, value_text
 from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
@@ -460,7 +460,16 @@ def neuron_model_from_source(
         raise InvalidArgument(f"{filename}: it is nested too deeply. Write it as several statements.") from None
 
 
-def _made(
+def _made(function: Definition, *described: Any) -> NeuronModel:
+    """Return a model of a function and of what describes it, as `_checked` takes it."""
+    try:
+        return _checked(function, *described)
+    except RecursionError:
+        at = located(function.name, function.tree)
+        raise InvalidArgument(f"{at}: it is nested too deeply, or too long. Write it as several statements.") from None
+
+
+def _checked(
     function: Definition,
     states: Mapping[str, Number],
     receptors: Sequence[str],
@@ -642,9 +651,9 @@ def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Numb
         value, at = plain(function.value_of(node.id)), located(function.name, node, tree)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(
-                f"{at}: uses {quoted(node)!r}; a model's function can use its arguments, numbers of its module or of "
-                "an enclosing function, your own functions that are defined with def, and "
-                f"{', '.join(sorted(FUNCTIONS))}"
+                f"{at}: uses {quoted(node)!r}, which is no argument, number or table; "
+                f"{near(quoted(node), sorted(own - FUNCTIONS - {'len'}))}. A model can use its arguments, and numbers, "
+                f"tables and functions of its module or of an enclosing function. {ALLOWED}"
             )
         _check_number(f"{at}: {node.id}", value)
         used[node.id] = value

@@ -585,8 +585,8 @@ def _record_instability(control: Any, part: Any, place: Any, block: Any, first: 
 @inner_function
 def _poisson(control: Any, given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None:
     target = accumulators + given.receptor_bytes
-    sums = i64(target, BLOCK)
-    if given.function and control.wide:
+    sums, wide = i64(target, BLOCK), control.wide != 0
+    if given.function and wide:
         counts = i32(control.poisson_counts, BLOCK)
         call_poisson(given.function, stream, control.poisson_counts, n, given.table, np.int32(1))
         for k in range(n):
@@ -614,7 +614,7 @@ def _poisson(control: Any, given: Any, stream: Any, accumulators: Any, n: Any, b
             count += 1
             probability = probability * mean / count
             reached += probability
-        if control.wide:
+        if wide:
             sums[k] += count * given.weight
         else:
             a[k] += np.int32(count * given.weight)

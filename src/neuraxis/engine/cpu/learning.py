@@ -157,6 +157,7 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
     weights = f32(table.weights, table.synapses)
     stride = np.uint64(table.accumulator_stride)
     accumulators, sums = i32(table.accumulators, 1 << 40), i64(table.accumulators, 1 << 40)
+    wide_sums = table.wide_sums != 0
     inverse_lsb = p.inverse_lsb
     if kind == PLAIN or kind == SHORT_TERM:
         if kind == SHORT_TERM:
@@ -164,7 +165,7 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
         for j in range(start, end):
             k = np.uint64(targets[j])
             place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
-            if table.wide_sums:
+            if wide_sums:
                 sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
             else:
                 accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
@@ -187,7 +188,7 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
         k = np.uint64(targets[j])
         place = (k >> _BLOCK_BITS) * stride + (k & _IN_BLOCK)
         if frozen:
-            if table.wide_sums:
+            if wide_sums:
                 sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
             else:
                 accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))
@@ -202,7 +203,7 @@ def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> An
             eligibilities[j] = value - p.rate_minus * post
         else:
             weights[j] = _depressed(kind, value, post, p)
-        if table.wide_sums:
+        if wide_sums:
             sums[place] += np.int64(np.rint(weights[j] * inverse_lsb))
         else:
             accumulators[place] += np.int32(np.rint(weights[j] * inverse_lsb))

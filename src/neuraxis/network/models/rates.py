@@ -81,14 +81,14 @@ def rate_linear(rate, input, normal, mean, gain, keep, take, noise):
 
 
 @neuron_model(
-    states={"rate": 0.0, "noisy_rate": 0.0},
+    states={"noisy_rate": 0.0, "rate": 0.0},
     rate_inputs=("input",),
     output="noisy_rate",
     parameters=_SLOPE,
     constants=_output_noise,
     meanings=_meanings(*_SLOPE, noisy_rate="rate with noise, the output"),
 )
-def rate_linear_output_noise(rate, noisy_rate, input, normal, mean, gain, keep, take, noise):
+def rate_linear_output_noise(noisy_rate, rate, input, normal, mean, gain, keep, take, noise):
     """Rate neuron that is driven by the sum of its inputs, with noise on its output.
 
     Equations, with the rate R, t in ms and white noise xi::
@@ -105,7 +105,7 @@ def rate_linear_output_noise(rate, noisy_rate, input, normal, mean, gain, keep, 
     Elsewhere: NEST lin_rate_opn.
     """
     new = rate * keep + take * (mean + gain * input)
-    return False, new, new + noise * normal
+    return False, new + noise * normal, new
 
 
 @neuron_model(
@@ -134,14 +134,14 @@ def rate_tanh(rate, input, normal, mean, gain, theta, keep, take, noise):
 
 
 @neuron_model(
-    states={"rate": 0.0, "activity": 0.0},
+    states={"activity": 0.0, "rate": 0.0},
     rate_inputs=("input",),
     output="activity",
     parameters=_CURVE,
     constants=_propagators,
     meanings=_meanings(*_CURVE, activity="tanh(gain * (rate - theta)), the output"),
 )
-def rate_tanh_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
+def rate_tanh_each(activity, rate, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with the nonlinearity tanh of each input.
 
     Equations, with the rate R, t in ms and white noise xi::
@@ -158,7 +158,7 @@ def rate_tanh_each(rate, activity, input, normal, mean, gain, theta, keep, take,
     Elsewhere: NEST tanh_rate_ipn with linear_summation=False and equal gain and theta.
     """
     new = rate * keep + take * (mean + input) + noise * normal
-    return False, new, tanh(gain * (new - theta))
+    return False, tanh(gain * (new - theta)), new
 
 
 @neuron_model(
@@ -187,14 +187,14 @@ def rate_threshold_linear(rate, input, normal, mean, gain, theta, keep, take, no
 
 
 @neuron_model(
-    states={"rate": 0.0, "activity": 0.0},
+    states={"activity": 0.0, "rate": 0.0},
     rate_inputs=("input",),
     output="activity",
     parameters=_CURVE,
     constants=_propagators,
     meanings=_meanings(*_CURVE, activity="gain * max(0, rate - theta), the output"),
 )
-def rate_threshold_linear_each(rate, activity, input, normal, mean, gain, theta, keep, take, noise):
+def rate_threshold_linear_each(activity, rate, input, normal, mean, gain, theta, keep, take, noise):
     """Rate neuron with a threshold for each input.
 
     Equations, with the rate R, t in ms and white noise xi::
@@ -211,4 +211,4 @@ def rate_threshold_linear_each(rate, activity, input, normal, mean, gain, theta,
     Elsewhere: NEST threshold_lin_rate_ipn with linear_summation=False and equal gain and theta.
     """
     new = rate * keep + take * (mean + input) + noise * normal
-    return False, new, gain * max(0.0, new - theta)
+    return False, gain * max(0.0, new - theta), new

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network.symbolic.units import ONE, Unit, is_base_unit, named, parse_unit, shown
+from neuraxis.network.symbolic.units import ONE, Unit, is_base_unit, is_in, named, parse_unit
 
 __all__ = [
     "FUNCTIONS",
@@ -344,7 +344,7 @@ class UnitCheck:
         found = self._number(tree)
         if found is not None and found.dimensions != wanted.dimensions:
             raise self.place.refuse(
-                f"{what} is in {shown(wanted)}, but `{ast.unparse(tree)}` is in {shown(found)}. A number has a unit "
+                f"{what} {is_in(wanted)}, but `{ast.unparse(tree)}` {is_in(found)}. A number has a unit "
                 "if it is multiplied by one, as 5*mV."
             )
 
@@ -404,13 +404,13 @@ class UnitCheck:
     def _power(self, tree: ast.BinOp) -> Unit:
         base, exponent = self._number(tree.left) or ONE, self._number(tree.right) or ONE
         if exponent.dimensions != ONE.dimensions:
-            raise self.place.refuse(f"the exponent of `{ast.unparse(tree)}` is in {shown(exponent)}")
+            raise self.place.refuse(f"the exponent of `{ast.unparse(tree)}` {is_in(exponent)}")
         if base.dimensions == ONE.dimensions:
             return ONE
         value = _literal(tree.right)
         if value is None or abs(value) > 100:
             raise self.place.refuse(
-                f"`{ast.unparse(tree)}`: `{ast.unparse(tree.left)}` is in {shown(base)}, so the exponent must be a "
+                f"`{ast.unparse(tree)}`: `{ast.unparse(tree.left)}` {is_in(base)}, so the exponent must be a "
                 "number, as 2 or 0.5"
             )
         return base.to_the(Fraction(value).limit_denominator(24))
@@ -429,7 +429,7 @@ class UnitCheck:
             return found.to_the(Fraction(1, 2))
         if name != "sign" and found.dimensions != ONE.dimensions:
             raise self.place.refuse(
-                f"{name} takes a number without a unit, but `{ast.unparse(tree.args[0])}` is in {shown(found)}. "
+                f"{name} takes a number without a unit, but `{ast.unparse(tree.args[0])}` {is_in(found)}. "
                 "Divide it by a unit, as v/mV."
             )
         return ONE
@@ -443,8 +443,8 @@ class UnitCheck:
             if first is not None and found.dimensions != first[1].dimensions:
                 a, b = (ast.unparse(one) for one in (first[0], part))
                 raise self.place.refuse(
-                    f"a {what} of two units in `{ast.unparse(tree)}`: `{a}` is in {shown(first[1])}, `{b}` is in "
-                    f"{shown(found)}. A number has a unit if it is multiplied by one, as 5*mV."
+                    f"a {what} of two units in `{ast.unparse(tree)}`: `{a}` {is_in(first[1])}, `{b}` "
+                    f"{is_in(found)}. A number has a unit if it is multiplied by one, as 5*mV."
                 )
             first = first or (part, found)
         return first[1] if first else None

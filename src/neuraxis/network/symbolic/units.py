@@ -14,7 +14,7 @@ from fractions import Fraction
 from neuraxis.arguments import near
 from neuraxis.errors import InvalidArgument
 
-__all__ = ["NAMED", "ONE", "Dimensions", "Unit", "named", "parse_unit", "shown", "suffix_unit", "suffixed"]
+__all__ = ["NAMED", "ONE", "Dimensions", "Unit", "is_in", "named", "parse_unit", "shown", "suffix_unit", "suffixed"]
 
 # Exponents of time, voltage, current, length, temperature and amount of substance.
 Dimensions = tuple[Fraction, ...]
@@ -150,6 +150,11 @@ def shown(unit: Unit) -> str:
             return name
     bases = zip(("ms", "mV", "pA", "m", "K", "mol"), unit.dimensions, strict=True)
     return " ".join(name if power == 1 else f"{name}^{float(power):g}" for name, power in bases if power)
+
+
+def is_in(unit: Unit) -> str:
+    """Return the end of a sentence: "is in mV", or "has no unit"."""
+    return "has no unit" if unit.dimensions == ONE.dimensions else f"is in {shown(unit)}"
 
 
 def parse_unit(text: str, refuse: Callable[[str], InvalidArgument] | None = None) -> Unit:

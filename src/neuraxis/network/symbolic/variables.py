@@ -24,7 +24,7 @@ from neuraxis.network.symbolic.parsing import (
     parse_expression,
     parse_statements,
 )
-from neuraxis.network.symbolic.units import NAMED, ONE, Unit, named, shown, suffix_unit, suffixed
+from neuraxis.network.symbolic.units import NAMED, ONE, Unit, is_in, named, shown, suffix_unit, suffixed
 from neuraxis.network.symbolic.writing import Symbols, Writer
 
 __all__ = ["RESERVED", "Description", "Given", "Increase", "Value", "Variable", "check_identifier"]
@@ -208,18 +208,15 @@ class Description:
         for one, place in self.names_used():
             if one in self.variables or one in ("t", "dt", "not_refractory", WEIGHT) or _is_noise(one):
                 continue
-            key = one if one in given.parameters else next(
-                (key for key in given.parameters if key.lower() == one.lower() and one not in self.variables), None
-            )  # fmt: skip
             if one in given.signals:
                 self._add(one, "signal", suffixed(one) or ONE, False, "", place)
-            elif key is not None and key == one:
+            elif one in given.parameters:
                 value = given.parameters[one]
                 unit = suffixed(one) or ONE
                 if isinstance(value, str):
                     _, unit = self._constant_text(value, Place(f"parameters[{one!r}]", value))
                 self._add(one, "parameter", unit, True, "", place)
-            elif one in {given.current, "current_pa"} and one != "" and named(one) is None:
+            elif one in {given.current, "current_pa"} and named(one) is None:
                 self._add(one, "current", _PA, False, "", place)
             elif named(one) is None and one not in NUMBERS:
                 known = [*self.variables, *given.parameters]
@@ -346,7 +343,7 @@ class Description:
     ) -> None:
         zero = number == 0.0 or (isinstance(tree, ast.Constant) and tree.value == 0)
         if unit.dimensions != wanted.dimensions and not zero:
-            raise place.refuse(f"{one!r} is in {shown(wanted)}, but its value is in {shown(unit)}")
+            raise place.refuse(f"{one!r} {is_in(wanted)}, but its value {is_in(unit)}")
 
     def parameter_names(self) -> list[str]:
         return [one for one, found in self.variables.items() if found.kind == "parameter"]
