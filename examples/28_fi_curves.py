@@ -1,4 +1,4 @@
-"""How fast each built-in model fires at each current: an f-I curve of all of them, from one population for each model.
+"""Rate of each built-in model at each current: an f-I curve of all of them, from one population for each model.
 
     python examples/28_fi_curves.py --plot fi_curves.png
 
