@@ -86,6 +86,10 @@ def test_float64_is_refused() -> None:
         CudaShard(network, placement, 0, SpikeBuffers.private(network, placement), device=TwinDevice())
 
 
+def test_built_in_models_of_many_kinds() -> None:
+    assert_same(networks.built_in_models_of_many_kinds(1), [1, 5, 120], shared_bytes=ROOM)
+
+
 def test_every_rule_of_plasticity() -> None:
     assert_same(networks.every_neuron_learns(1), [1, 5, 150], shared_bytes=ROOM)
 
