@@ -24,6 +24,7 @@ MANY_OPTIONS = {
     "cli/run.py _run",
     "cli/sweep.py _sweep",
     "network/neuron_model.py neuron_model_from_source",
+    "network/symbolic/model.py equations",
     "brain/brain.py Brain.__init__",
     "simulation/mesh/executor.py MeshExecutor.__init__",
     "simulation/simulation.py Simulation.__init__",

@@ -160,7 +160,7 @@ def test_events_come_after_the_delays_of_their_pathways(diary: Any):
         for now, region, data in reversed(lines)
         if region in ("lang", "pfc") and data.get("features", data.get("orders"))
     }
-    # Said at 200, heard 10 later and answered in the next step; heard by pfc 60 later.
+    # Sent at 200, received 10 later and answered in the next step; received by pfc 60 later.
     assert first == {"lang": 211.0, "pfc": 272.0}
 
 

@@ -1,4 +1,4 @@
-"""What users of NumPy, NEST and Brian2 try in a model: each is one error with the line and what to write instead."""
+"""Mistakes of users of NumPy, NEST and Brian2 in a model: each is one error with the line and what to write instead."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Run with a Python that has Brian2 (`benchmarks/peers.sh` makes one), this file w
     .venv-peers/bin/python tests/validation/brian2_examples.py tests/validation/brian2_results.json
 
 `test_against_brian2.py` compares neuraxis with that file. The examples are those of Brian2's documentation, by their
-file names there; what differs here from the published ones is said in each docstring. Random numbers of the published
+file names there; what differs here from the published ones stands in each docstring. Random numbers of the published
 examples (initial values, connections, Poisson spikes) are replaced by sequences that look random, and are the same on
 both sides.
 

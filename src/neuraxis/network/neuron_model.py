@@ -386,6 +386,9 @@ def neuron_model(
     """
 
     receptors = _checked_receptors(receptors)
+    for given in (states, parameters or {}, signals or {}):
+        for name, value in given.items():
+            _as_number(name, value)  # here rather than where the decorator is applied
 
     def make(function: Callable[..., Any]) -> NeuronModel:
         return _made(

@@ -141,8 +141,26 @@ class Projection:
 class RateProjection(Projection):
     """Continuous connections from one population to another; `Network.connect_rates` makes it.
 
-    Each synapse adds weight x output of its source, delayed, to an input of its target in every step. It has the
-    parameters of a `Projection`; `receptor` is the rate input of the target's model, and there is no plasticity.
+    Each synapse adds weight x output of its source, delayed, to an input of its target in every step.
+
+    Parameters
+    ----------
+    name : str
+        Unique name.
+    pre, post : Population
+        Source and target.
+    rule : Rule
+        Connection rule.
+    weight : Distribution
+        Weights: the unit of the target's input divided by that of the source's output.
+    delay_ms : Distribution
+        Delays in ms; drawn values are rounded to whole steps, at least one.
+    receptor : str
+        Rate input of the target's model.
+    plasticity : tuple
+        Empty.
+    index : int
+        Number that is no other projection's.
 
     Examples
     --------

@@ -43,7 +43,7 @@ RESERVED = {
 
 @dataclass
 class Given:
-    """What a user gave."""
+    """The input of a user."""
 
     threshold: str | None
     reset: str
