@@ -30,7 +30,7 @@ from neuraxis.mesh.counts import Counts, Ledger
 from neuraxis.mesh.declarations import GuardedSession
 from neuraxis.mesh.keys import (
     ROOT,
-    check_expression,
+    check_keys_of_nodes,
     check_mesh,
     check_name,
     message_key,
@@ -383,7 +383,7 @@ class Node:
         self, key_expression: str, type: Any, capacity: int, history: int, recover: bool, allow_pickle: bool
     ) -> tuple[Any, Decoder]:
         self._guarded.check()
-        check_expression(key_expression)
+        check_keys_of_nodes(key_expression)
         if not is_whole(history) or history < 1:
             raise InvalidArgument(
                 f"history={history!r}: a number of messages, 1 or more, is expected. Use recover=False for none at all"
@@ -802,7 +802,10 @@ class Node:
                     publisher = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
                 known = self._publishers[topic] = _Publisher(publisher, kind)
             elif kind is not None and kind != known.kind:
-                raise InvalidArgument(f"kind={kind!r}: the topic {topic!r} of this node has the kind {known.kind!r}")
+                raise InvalidArgument(
+                    f"kind={kind!r}: the topic {topic!r} of this node has the kind {known.kind!r} since its first "
+                    "message. Use this kind or another topic"
+                )
             return known
 
     def _queryable(self, key: str) -> Any:
