@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
-from neuraxis.network import AllToAll, Explicit, Network, NeuronModel, OneToOne, neuron_model
+from neuraxis.network import AllToAll, Explicit, Network, NeuronModel, OneToOne, neuron_model, with_noise_current
 from neuraxis.network.arithmetic import exp
 from neuraxis.network.models import (
     adex,
@@ -531,6 +531,41 @@ def test_a_point_process_has_the_rate_of_its_membrane_and_a_dead_time() -> None:
     counts = np.array([len(train) for train in trains])
     expected = steps / (dead + 1 / p)
     assert abs(counts.mean() - expected) < 4 * counts.std() / math.sqrt(neurons) + 0.3
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_noise_current_moves_the_membrane_by_its_standard_deviation(every: int) -> None:
+    neurons, steps, std_pa, mean_pa = 400, 3000, 100.0, 50.0
+    model = with_noise_current(lif_delta)(noise_mean_pa=mean_pa, noise_std_pa=std_pa, noise_every_ms=every * DT)
+    network = Network(dt_ms=DT, seed=3)
+    target = network.population("target", neurons, model)
+    network.current(target, 25.0)
+    network.record(target, "v_mv")
+    network.record(target, "noise_pa")
+    with Simulation(network) as simulation:
+        simulation.step(steps)
+        noise, v = values_of(simulation, target, "noise_pa"), values_of(simulation, target, "v_mv")
+    # It is constant for `every` steps, from the first one, and changes at the same steps in all neurons.
+    changes = (np.diff(noise, axis=0) != 0).all(axis=1)
+    assert np.flatnonzero(changes).tolist() == list(range(every - 1, steps - 1, every))
+    drawn = noise[::every]
+    assert abs(drawn.mean() - mean_pa) < 4 * std_pa / math.sqrt(drawn.size)
+    assert abs(drawn.std() / std_pa - 1) < 4 / math.sqrt(2 * drawn.size)
+    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 4 / math.sqrt(len(drawn))
+    # At the end of an interval V is a sum of what all intervals left, each decayed by `kept` from one to the next.
+    kept, resistance = math.exp(-every * DT / 10.0), 10.0 / 250.0
+    late = v[1000 + every - 1 :: every]
+    expected = resistance * (1 - kept) * std_pa / math.sqrt(1 - kept**2)
+    assert abs(late.mean() - (-70.0 + resistance * (mean_pa + 25.0))) < 0.1
+    assert abs(late.std() / expected - 1) < 0.05
+
+
+def test_models_without_a_current_or_with_noise_get_no_noise_current() -> None:
+    for model, words in ((parrot, "takes no current"), (with_noise_current(lif_delta), "has noise of its own")):
+        with pytest.raises(InvalidArgument, match=words):
+            with_noise_current(model)
+    with pytest.raises(InvalidArgument, match="noise_every_ms=0"):
+        Network().population("target", 1, with_noise_current(lif_delta)(noise_every_ms=0.0))
 
 
 # --- a user's model ---

@@ -25,17 +25,26 @@ from neuraxis.network import (
     Uniform,
     equations,
     neuron_model,
+    nmda_saturation,
+    with_noise_current,
 )
 from neuraxis.network.arithmetic import random as random_number
 from neuraxis.network.models import (
     adex,
+    gamma_source,
+    glif_5,
+    hh_cond_exp,
     izhikevich,
     lif_alpha,
     lif_cond_exp,
     lif_delta,
     lif_exp,
+    lif_exp_multi,
     lif_exp_two,
+    lif_nmda,
+    parrot,
     poisson_source,
+    pp_delta,
     rate_linear,
     rate_tanh,
     rate_tanh_each,
@@ -488,6 +497,37 @@ def written_as_equations(seed: int) -> Network:
     return network
 
 
+def built_in_models_of_many_kinds(seed: int) -> Network:
+    """Channels, after-spike currents, saturating receptors, three time constants, noise, random and repeated spikes."""
+    network = Network(dt_ms=0.1, seed=seed)
+    source = network.population("source", 60, gamma_source(rate_hz=200.0, shape=3))
+    parrots = network.population("parrots", 60, parrot)
+    cells = network.population("cells", 90, hh_cond_exp, v_mv=Normal(-65.0, 4.0))
+    adaptive = network.population("adaptive", 70, glif_5(th_spike_add_mv=Uniform(0.2, 2.0)))
+    slow = network.population("slow", 50, lif_nmda(tau_rise_nmda_ms=0.0))
+    many = network.population("many", 80, with_noise_current(lif_exp_multi(3))(tau_syn_3_ms=30.0, noise_std_pa=300.0))
+    points = network.population("points", 40, pp_delta(q_sfa_mv=5.0))
+    saturation, factor = nmda_saturation()
+    network.connect(source, parrots, OneToOne(), weight=1.0, delay_ms=0.1)
+    network.connect(source, parrots, FixedInDegree(k=2), weight=1.0, delay_ms=0.6)
+    network.connect(parrots, cells, FixedInDegree(k=8), weight=8.0, delay_ms=Uniform(0.1, 2.0))
+    network.connect(cells, adaptive, FixedInDegree(k=10), weight=60.0, delay_ms=0.4)
+    network.connect(adaptive, cells, FixedInDegree(k=6), weight=-9.0, delay_ms=0.7)
+    network.connect(parrots, slow, FixedInDegree(k=9), weight=20.0, delay_ms=1.0)
+    network.connect(slow, slow, FixedInDegree(k=5), 9.0 * factor, 0.5, "nmda_ns", saturation)
+    for receptor in (1, 2, 3):
+        network.connect(parrots, many, FixedInDegree(k=3), 90.0 / receptor, 0.1 * receptor, f"input_{receptor}_pa")
+    network.connect(many, points, FixedInDegree(k=6), weight=3.0, delay_ms=0.3)
+    network.current(many, np.linspace(0.0, 300.0, 80))
+    network.current(adaptive, 150.0)
+    for population in network.populations:
+        network.record(population)
+    network.record(cells, "m", every_ms=0.5, subset=[89, 0, 40])
+    network.record(slow, "nmda_slow_ns", every_ms=0.3)
+    network.record(many, "noise_pa", every_ms=0.9)
+    return network
+
+
 NETWORKS = {
     "continuous": Case(continuous, 800, (3,)),
     "weights far apart": Case(weights_far_apart, 700, (3,)),
@@ -504,4 +544,5 @@ NETWORKS = {
     "regions far apart": Case(regions_far_apart, 800, ()),
     "noise and time": Case(noise_and_time, 600, (2,)),
     "written as equations": Case(written_as_equations, 600, (3,)),
+    "built-in models of many kinds": Case(built_in_models_of_many_kinds, 600, (3,)),
 }

@@ -16,6 +16,7 @@ import copy
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,7 @@ _d = np.float64
 _i = np.int32
 _l = np.int64
 _u = np.uint32
+_p = np.uint64
 """
 
 # In float64, "float32" of the lowered function means float64.
@@ -234,7 +236,7 @@ def _update_source(
     if model.takes("t_ms"):
         assert model.dt_ms is not None  # it is a model of a network
         lines.append(f"    t_ms = _f(_d(step) * {model.dt_ms!r})")
-    lines.append("    for k in range(n):")
+    lines.append("    for k in range(_p(n)):")
     body: list[str] = []
     given: dict[str, str] = {name: f"c_{name}" for name in (*constants, *model.signals)}
     for row, (name, integer) in enumerate(zip(layout.states, layout.is_integer, strict=True)):
@@ -268,7 +270,9 @@ def _update_source(
             body.append(f"stored = _f(new_{name})")
             body.append(f"F[{row * BLOCK} + k] = _f(0.0) if abs(stored) < _f({smallest}) else stored")
     body.append("G[k] = np.uint8(spike)")
-    lines += ["        " + line for line in body]
+    # Places are unsigned: signed ones could count from the end, and LLVM would not vectorise a loop with a row that is
+    # written and not read.
+    lines += ["        " + re.sub(r"\[(\d+) \+ k\]", r"[_p(\1) + k]", line) for line in body]
     return "\n".join(lines) + "\n"
 
 

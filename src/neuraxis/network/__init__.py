@@ -85,17 +85,22 @@ __all__ = [
     "neuron_model",
     "neuron_model_from_source",
     "nmda_saturation",
+    "with_noise_current",
 ]
 
 if TYPE_CHECKING:
     from neuraxis.network import library, models
+    from neuraxis.network.noise_current import with_noise_current
     from neuraxis.network.symbolic.model import equations
 else:
     from neuraxis.imports import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {"neuraxis.network.symbolic.model": ["equations"]},
+        {
+            "neuraxis.network.noise_current": ["with_noise_current"],
+            "neuraxis.network.symbolic.model": ["equations"],
+        },
         modules=["library", "models"],
         deprecated={
             "Contribution": "neuraxis.network.fixed_point",

@@ -74,6 +74,22 @@ def test_parameters_that_differ_between_neurons() -> None:
     assert_same(networks.every_neuron_differs(1), [1, 5, 120], shared_bytes=ROOM)
 
 
+def test_models_of_equations() -> None:
+    assert_same(networks.written_as_equations(1), [1, 5, 120], shared_bytes=ROOM)
+
+
+def test_float64_is_refused() -> None:
+    network = Network(precision="float64")
+    network.population("cells", 3, lif_exp)
+    placement = place(network, 1)
+    with pytest.raises(InvalidArgument, match=r"float64.*runs on CPUs only"):
+        CudaShard(network, placement, 0, SpikeBuffers.private(network, placement), device=TwinDevice())
+
+
+def test_built_in_models_of_many_kinds() -> None:
+    assert_same(networks.built_in_models_of_many_kinds(1), [1, 5, 120], shared_bytes=ROOM)
+
+
 def test_every_rule_of_plasticity() -> None:
     assert_same(networks.every_neuron_learns(1), [1, 5, 150], shared_bytes=ROOM)
 
