@@ -5,6 +5,7 @@ import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network import Constant, Network, Normal, Uniform, Values
+from neuraxis.network.models import lif_exp_multi
 from tests.network.neurons import no_receptor, one_receptor, two_receptors
 
 
@@ -73,6 +74,7 @@ def test_populations_that_cannot_be(arguments, message):
         {"n": None},
         {"model": "lif"},
         {"model": None},
+        {"model": lif_exp_multi},
         {"v_mv": "0"},
         {"v_mv": None},
         {"v_mv": True},

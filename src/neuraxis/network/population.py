@@ -75,7 +75,10 @@ def make_population(
     label(name, "name")
     size = whole(n, f"population {name!r}: n", 1)
     if not isinstance(model, NeuronModel):
-        raise InvalidType(f"population {name!r}: model={model!r}: a NeuronModel is expected")
+        raise InvalidType(
+            f"population {name!r}: model={model!r}: a NeuronModel is expected, as lif_exp or lif_exp_multi(2) of "
+            "neuraxis.network.models, or one that neuron_model or equations makes"
+        )
     for state in initial:
         if state not in model.states:
             raise InvalidArgument(
