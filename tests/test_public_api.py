@@ -105,8 +105,10 @@ def test_dir_shows_the_public_names_and_nothing_else(name: str) -> None:
 @every_module
 def test_unknown_names_are_attribute_errors(name: str) -> None:
     module = importlib.import_module(name)
-    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'no_such_name'"):
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'no_such_name'") as raised:
         _ = module.no_such_name
+    assert raised.value.name == "no_such_name"  # from both of these Python makes "Did you mean: ...?"
+    assert raised.value.obj is module
 
 
 def test_no_submodule_hides_a_public_name() -> None:

@@ -75,7 +75,8 @@ def lazy_names(
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")  # which also makes it an attribute of the package
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            # With the name and the object, Python adds the closest public name: "Did you mean: 'FixedInDegree'?"
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         if require is not None:
             require()
         value = getattr(importlib.import_module(home_of[name]), name)

@@ -148,7 +148,7 @@ def test_learning_that_follows_a_rhythm_happens_at_its_values() -> None:
     [
         (lambda n: n.population("p", 2, follower(gain="dopamin")), InvalidArgument, "gain='dopamin'.*add it first"),
         (lambda n: n.population("p", 2, follower(gain="p")), InvalidArgument, "add it first"),
-        (lambda n: follower(rate=2.0), InvalidArgument, "no parameter 'rate'; it has gain, beat"),
+        (lambda n: follower(rate=2.0), InvalidArgument, "no parameter 'rate'; there is 'gain', 'beat'"),
         (lambda n: follower(gain=None), InvalidType, "gain=None"),
         (lambda n: follower(gain=float("nan")), InvalidArgument, "gain=nan"),
         (lambda n: lif_delta(tau_m_ms="dopamine"), InvalidType, "tau_m_ms='dopamine'"),

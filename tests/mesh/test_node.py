@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -142,9 +143,11 @@ def test_invalid_arguments_are_refused(join: Join) -> None:
         lambda: node.publish("topic", bytes(64 * 2**20 + 1)),
         lambda: node.subscribe("a//b"),
         lambda: node.subscribe(""),
-        lambda: node.subscribe("a", depth=0),
-        lambda: node.subscribe("a", history=0),
-        lambda: node.subscribe("a", handler="print"),  # type: ignore[arg-type]
+        lambda: node.subscribe("a"),
+        lambda: node.subscribe("*"),
+        lambda: node.subscribe("a/b", depth=0),
+        lambda: node.subscribe("a/b", history=0),
+        lambda: node.subscribe("a/b", handler="print"),  # type: ignore[arg-type]
         lambda: node.serve("a", print, threads=0),
         lambda: node.serve("a", None),  # type: ignore[arg-type]
         lambda: node.serve("a/*", print),
@@ -156,6 +159,22 @@ def test_invalid_arguments_are_refused(join: Join) -> None:
         with pytest.raises(InvalidArgument):
             call()
     assert node.sent() == {"topic": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (lambda node: node.publish("/scan", 1), "Leave out the slash at its start or end: 'scan'"),
+        (lambda node: node.subscribe("/camera/scan", print), "Leave out the slash at its start or end: 'camera/scan'"),
+        (lambda node: node.subscribe("scan", print), "Put the name of the node before the topic"),
+        (lambda node: node.publish("map", 1, "latched"), 'gets the last message of a "state" topic'),
+    ],
+)
+def test_what_users_of_ros_write_first_is_answered_with_what_works(
+    join: Callable[..., Node], given: Callable[[Node], Any], hint: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(hint)):
+        given(join("node"))
 
 
 def test_a_large_message_arrives_whole(join: Join) -> None:

@@ -12,7 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
-from neuraxis.errors import MeshClosed, MeshError, NobodyServes, NodeGone, RequestFailed, RequestTimeout
+from neuraxis.errors import (
+    InvalidArgument,
+    MeshClosed,
+    MeshError,
+    NobodyServes,
+    NodeGone,
+    RequestFailed,
+    RequestTimeout,
+)
 from neuraxis.mesh import Node
 from neuraxis.mesh import services as services_module
 from neuraxis.mesh.counts import Counts
@@ -239,6 +247,19 @@ def test_a_service_that_is_closed_is_served_no_more(pair: tuple[Node, Node]) -> 
     offer(server, "echo", lambda message: -message.value)
     settle(server)
     assert client.request("server", "echo", 1) == -1
+
+
+def test_a_topic_has_one_service(pair: tuple[Node, Node]) -> None:
+    server, client = pair
+    first = offer(server, "count", lambda message: "first")
+    with pytest.raises(InvalidArgument, match="topic='count': node 'server' serves it already"):
+        server.serve("count", lambda message: "second")
+    assert client.request("server", "count", timeout=LIMIT_S) == "first"
+    assert (repr(first), repr(client.subscribe("server/x"))) == ("<Service 'count'>", "<Subscription to 'server/x'>")
+    first.close()
+    assert repr(first) == "<Service 'count', closed>"
+    offer(server, "count", lambda message: "second")
+    until(lambda: client.request("server", "count", timeout=LIMIT_S) == "second", "the second service")
 
 
 def test_a_node_that_dies_during_a_request_is_lost(join: Join, child: Start) -> None:

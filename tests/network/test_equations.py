@@ -235,7 +235,7 @@ class TestMistakes:
             ("x = 3 : 1", "there is no differential equation"),
             (
                 "dv/dt = -v/tua : mV\ntau = 1*ms : ms",
-                "'tua' is not known. Declare it, as `tua : mV`, or give its value, as parameters={'tua': '20*ms'}; did",
+                "'tua' is not known. Declare it, as `tua : mV`, or give its value, as parameters={'tua': '20*mV'}; did",
             ),
             ("dv/dt = -v/tau : mV\ntau : ms", "'tau' has no value"),
             ("dv/dt = -v/ms^2 : mV", "Write ** for a power"),
@@ -247,6 +247,7 @@ class TestMistakes:
             ("dv/dt = -v/ms : mV (unless refractory)", "(unless refractory) needs a refractory time"),
             ("dv/dt = foo(v)/ms : mV", "the function `foo` is not known"),
             ("dv/dt = exp(v, v)/ms : mV", "exp takes 1 value"),
+            ("dv/dt = randn()*mV/ms : mV", "`randn` cannot be used in equations. Use xi for noise, and a distribution"),
             ("dv/dt = xi*mV/ms**0.5 + xi_2*mV/ms**0.5 : mV", "a second noise beside xi"),
         ],
     )
@@ -280,6 +281,8 @@ class TestMistakes:
             equations(3)  # type: ignore[arg-type]
         with pytest.raises(InvalidType):
             equations(text, threshold=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidType, match=r"receptors='v': a dict is expected, as receptors=\{'input': 'v'\}"):
+            equations(text, receptors="v")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "expression",

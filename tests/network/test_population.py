@@ -74,7 +74,6 @@ def test_populations_that_cannot_be(arguments, message):
         {"n": None},
         {"model": "lif"},
         {"model": None},
-        {"model": lif_exp_multi},
         {"v_mv": "0"},
         {"v_mv": None},
         {"v_mv": True},
@@ -85,6 +84,11 @@ def test_populations_of_the_wrong_type(arguments):
     with pytest.raises(InvalidType, match=next(iter(arguments))):
         network.population(**{"name": "A", "n": 5, "model": two_receptors} | arguments)
     assert network == Network()
+
+
+def test_a_function_that_returns_a_model_has_to_be_called():
+    with pytest.raises(InvalidType, match=r"Call it, as lif_exp_multi\(\)"):
+        Network().population("A", 5, lif_exp_multi)
 
 
 def test_a_model_without_receptors_cannot_be_connected_to():

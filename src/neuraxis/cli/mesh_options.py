@@ -119,9 +119,9 @@ def check_positive(value: float | None, option: str) -> None:
 
 def check_listening(key: str, **numbers: float | None) -> None:
     """Raise `InvalidArgument` if a key expression or a number of an option is invalid."""
-    from neuraxis.mesh.keys import check_expression
+    from neuraxis.mesh.keys import check_keys_of_nodes
 
-    check_expression(key, "KEY")
+    check_keys_of_nodes(key, "KEY")
     for name, number in numbers.items():
         check_positive(number, f"--{name}")
 

@@ -80,7 +80,8 @@ def _models(
     )
     chosen = found.get(name) or (found[elsewhere[0][1]] if elsewhere else None)
     if chosen is None:
-        return fail("models", InvalidArgument(f"no model {name!r}; {near(name, list(found))}"))
+        names_elsewhere = dict.fromkeys(given.split()[0] for one in found.values() for given in _names(one))
+        return fail("models", InvalidArgument(f"no model {name!r}; {near(name, [*found, *names_elsewhere])}"))
     print(json.dumps(_as_data(chosen), indent=1) if as_json else _as_text(chosen))
     return 0
 

@@ -253,7 +253,8 @@ class Ledger:
             if withheld is not None:
                 reason = f": {why}" if why else ""
                 more = f" ({withheld:,} such lines withheld)" if withheld else ""
-                _log.warning("%s: %s: %d %s so far%s%s", self.where, key, before + amount, what, reason, more)
+                label = what.replace("_", " ")
+                _log.warning("%s: %s: %s: %d so far%s%s", self.where, key, label, before + amount, reason, more)
 
     def note_error(self, key: str, error: BaseException) -> None:
         """Count that a handler raised; log the traceback unless one was logged within the last ten seconds."""

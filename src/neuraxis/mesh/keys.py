@@ -26,6 +26,7 @@ __all__ = [
     "ROOT",
     "call_key",
     "check_expression",
+    "check_keys_of_nodes",
     "check_mesh",
     "check_name",
     "message_key",
@@ -57,8 +58,9 @@ def check_name(name: object, what: str) -> str:
             f"{what}={name[:40]!r}...: the name has {len(name):,} characters. Use {LONGEST_NAME} at most"
         )
     if not isinstance(name, str) or not _NAME.fullmatch(name):
+        hint = _without_slash(name)
         raise InvalidArgument(
-            f'{what}={name!r}: letters, digits, "_", "-" and "." are expected, in one or more parts joined by "/"'
+            f'{what}={name!r}: letters, digits, "_", "-" and "." are expected, in one or more parts joined by "/"{hint}'
         )
     return name
 
@@ -88,12 +90,29 @@ def check_expression(expression: object, what: str = "key_expression") -> str:
         )
     try:
         zenoh.KeyExpr(f"{ROOT}/{expression}")
-    except zenoh.ZError as error:
+    except zenoh.ZError:
         raise InvalidArgument(
-            f"{what}={expression!r}: it is not a key expression ({str(error).split(' at ')[0]}). "
-            'Join parts by "/"; "*" is any one part and "**" any number of them'
+            f"{what}={expression!r}: it is not a key expression. "
+            f'Join parts by "/"; "*" is any one part and "**" any number of them{_without_slash(expression)}'
         ) from None
     return expression
+
+
+def check_keys_of_nodes(expression: object, what: str = "key_expression") -> str:
+    """Check a key expression for messages of nodes: `<node>/<topic>`, so it has at least two parts, or is "**"."""
+    text = check_expression(expression, what)
+    if "/" not in text and text != "**":
+        raise InvalidArgument(
+            f"{what}={text!r}: no message has such a key, because the keys of messages are <node>/<topic>. "
+            f'Put the name of the node before the topic, or "*/" for any node'
+        )
+    return text
+
+
+def _without_slash(given: object) -> str:
+    """End an error message about a name that begins or ends with a slash, as names of ROS do."""
+    bare = given.strip("/") if isinstance(given, str) else ""
+    return f". Leave out the slash at its start or end: {bare!r}" if bare != given and _NAME.fullmatch(bare) else ""
 
 
 def message_key(mesh: str, node: str, topic: str) -> str:

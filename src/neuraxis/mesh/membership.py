@@ -487,5 +487,5 @@ class _Tally:
         self.count += 1
         now = time.monotonic()
         if now >= self._next:
-            _log.warning("membership: %d %s, %s", self.count - self._logged, self._what, example)
+            _log.warning("membership: %s (%d): %s", self._what, self.count - self._logged, example)
             self._logged, self._next = self.count, now + _LOG_S

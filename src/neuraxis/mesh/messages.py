@@ -73,7 +73,10 @@ _OLDEST_S = 86_400.0
 
 def check_kind(kind: str) -> str:
     if kind not in KINDS:
-        raise InvalidArgument(f"kind={kind!r}: one of {', '.join(KINDS)} is expected")
+        raise InvalidArgument(
+            f"kind={kind!r}: one of {', '.join(KINDS)} is expected. A late subscriber gets the last message of a "
+            '"state" topic, which is a latched or transient local one in ROS'
+        )
     return kind
 
 

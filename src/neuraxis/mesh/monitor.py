@@ -12,7 +12,7 @@ from typing import Any
 from neuraxis.mesh import Node
 from neuraxis.mesh.counts import Ledger
 from neuraxis.mesh.declarations import Declaration
-from neuraxis.mesh.keys import LONGEST_KEY, ROOT, check_expression
+from neuraxis.mesh.keys import LONGEST_KEY, ROOT, check_keys_of_nodes
 from neuraxis.mesh.messages import declare_subscriber
 from neuraxis.threads import Empty, TimedQueue
 from neuraxis.wire.envelope import LONGEST_ATTACHMENT, Envelope, open_envelope
@@ -119,7 +119,7 @@ class Monitor(Declaration):
     """
 
     def __init__(self, node: Node, expression: str, *, payloads: bool = False, last: bool = False) -> None:
-        check_expression(expression, "KEY")
+        check_keys_of_nodes(expression, "KEY")
         self._prefix = f"{ROOT}/{node.mesh}/"
         self._payloads = payloads
         self._ledger = Ledger(f"monitor {expression!r}")

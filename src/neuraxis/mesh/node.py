@@ -30,7 +30,7 @@ from neuraxis.mesh.counts import Counts, Ledger
 from neuraxis.mesh.declarations import GuardedSession
 from neuraxis.mesh.keys import (
     ROOT,
-    check_expression,
+    check_keys_of_nodes,
     check_mesh,
     check_name,
     message_key,
@@ -146,6 +146,7 @@ class Node:
         self._publishers: dict[str, _Publisher] = {}
         self._subscriptions: list[Subscription | Polled] = []
         self._services: list[Service] = []
+        self._serving = threading.RLock()  # one topic is declared at a time
         self._closed_counts = Ledger("closed subscriptions")
         self._drainer = Drainer(name)
         self._async = AsyncBridge(name)
@@ -382,7 +383,7 @@ class Node:
         self, key_expression: str, type: Any, capacity: int, history: int, recover: bool, allow_pickle: bool
     ) -> tuple[Any, Decoder]:
         self._guarded.check()
-        check_expression(key_expression)
+        check_keys_of_nodes(key_expression)
         if not is_whole(history) or history < 1:
             raise InvalidArgument(
                 f"history={history!r}: a number of messages, 1 or more, is expected. Use recover=False for none at all"
@@ -434,6 +435,11 @@ class Node:
         Service
             `close()` ends it.
 
+        Raises
+        ------
+        InvalidArgument
+            A name is not possible, or this node serves the topic already.
+
         Examples
         --------
         ::
@@ -446,12 +452,19 @@ class Node:
             raise InvalidArgument(f"handler={handler!r}: a function of a message is expected")
         key = serve_key(self.mesh, self.name, check_name(topic, "topic"))
         plain = self.synchronous(handler)
-        made = Service(self._queryable(key), topic, self._prefix, plain, type=type, threads=threads)
-        with self._lock:
+        with self._serving:
+            # Zenoh would pass every request to both, and return the answer that comes first.
             self._services = [one for one in self._services if not one.closed]
-            if not self._guarded.closed:
-                self._services.append(made)
-                return made
+            if any(one.topic == topic for one in self._services):
+                raise InvalidArgument(
+                    f"topic={topic!r}: node {self.name!r} serves it already. Close the service that the first serve() "
+                    "returned, or use another topic"
+                )
+            made = Service(self._queryable(key), topic, self._prefix, plain, type=type, threads=threads)
+            with self._lock:
+                if not self._guarded.closed:
+                    self._services.append(made)
+                    return made
         made.close()
         raise MeshClosed(f"node {self.name!r} has been closed")
 
@@ -789,7 +802,10 @@ class Node:
                     publisher = declare_publisher(self._session, message_key(self.mesh, self.name, topic), kind)
                 known = self._publishers[topic] = _Publisher(publisher, kind)
             elif kind is not None and kind != known.kind:
-                raise InvalidArgument(f"kind={kind!r}: the topic {topic!r} of this node has the kind {known.kind!r}")
+                raise InvalidArgument(
+                    f"kind={kind!r}: the topic {topic!r} of this node has the kind {known.kind!r} since its first "
+                    "message. Use this kind or another topic"
+                )
             return known
 
     def _queryable(self, key: str) -> Any:

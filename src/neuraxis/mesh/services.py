@@ -112,6 +112,9 @@ class Service(Declaration):
         self._leadership = LeaderFollower()
         self._start(f"serves {topic}", self._read, check_threads(threads))
 
+    def __repr__(self) -> str:
+        return f"<Service {self.topic!r}{', closed' * self.closed}>"
+
     def counts(self) -> Counts:
         return self._ledger.total()
 

@@ -120,6 +120,9 @@ class _Backlog(Declaration):
         self._held: dict[str, tuple[int, int]] = {}
         self._slow_reader = _SlowReaderReport(f"subscription {expression!r}")
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.expression!r}{', closed' * self.closed}>"
+
     def counts(self) -> Counts:
         """Return the counts of messages (received, lost, dropped, ...) over all keys."""
         return self._ledger.total()

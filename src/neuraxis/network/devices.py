@@ -19,7 +19,6 @@ from neuraxis.arguments import (
     id_array,
     is_array,
     label,
-    near,
     not_negative,
     number,
     positive,
@@ -28,6 +27,7 @@ from neuraxis.arguments import (
     whole,
 )
 from neuraxis.errors import InvalidArgument
+from neuraxis.network.parameters import near_variable
 from neuraxis.network.population import LARGEST_FLOAT32, Population
 
 __all__ = ["CurrentInput", "PoissonInput", "Probe", "SpikeInput", "as_subset"]
@@ -176,7 +176,7 @@ class Probe(ShortRepr, HoldsArrays):
         if what != "spikes" and what not in model.states:
             known = ["spikes", *model.states]
             raise InvalidArgument(
-                f"Probe.what={what!r}: cannot be recorded from {self.population.name!r}; {near(what, known)}"
+                f"Probe.what={what!r}: cannot be recorded from {self.population.name!r}; {near_variable(what, known)}"
             )
         if what == "spikes" and self.every_ms is not None:
             raise InvalidArgument(f"Probe.every_ms={self.every_ms}: applies to states only; every spike is recorded")

@@ -43,7 +43,7 @@ from neuraxis.network.inlining import always_returns, inline_functions
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import ALLOWED, FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
-from neuraxis.network.parameters import ParameterTable, unit, value_text
+from neuraxis.network.parameters import ParameterTable, near_variable, unit, value_text
 from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
 
 __all__ = ["DRAWS", "NeuronModel", "argument_kinds", "lower_model", "neuron_model", "neuron_model_from_source"]
@@ -187,8 +187,10 @@ class NeuronModel:
                 signals[name] = value if isinstance(value, str) else _as_float(f"{self.name}: {name}", value)
                 continue
             if name not in self.parameters:
+                known = near_variable(name, [*self.parameters, *signals])
+                state = f". {name} is a state: its initial value goes to network.population(..., {name}=...)"
                 raise InvalidArgument(
-                    f"{self.name}: no parameter {name!r}; it has {', '.join([*self.parameters, *signals])}"
+                    f"{self.name}: no parameter {name!r}; {known}{state if name in self.states else ''}"
                 )
             parameters[name] = _as_parameter(f"{self.name}: {name}", value, name in self.whole_parameters)
         assert isinstance(self.parameters, ParameterTable)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from neuraxis.arguments import FrozenDict, short_repr
+from neuraxis.arguments import FrozenDict, near, short_repr
 from neuraxis.network.distributions import Distribution, Values
 from neuraxis.notebook import html_table, text_table
 
-__all__ = ["ParameterTable", "unit", "value_text"]
+__all__ = ["ParameterTable", "near_variable", "unit", "value_text"]
 
 Number = float | int
 
@@ -18,6 +18,36 @@ _UNITS = {
     "ms": "ms", "s": "s", "hz": "Hz", "mv": "mV", "pa": "pA", "na": "nA", "pf": "pF", "nf": "nF", "ns": "nS",
     "us": "uS", "mohm": "MOhm",
 }  # fmt: skip
+
+# Names of NEST and PyNN whose counterparts here differ in more than the unit.
+_ELSEWHERE = {
+    "E_L": ("e_rest",), "V_m": ("v",), "V_th": ("v_threshold", "v_t"), "V_T": ("v_t", "v_threshold"), "cm": ("c_m",),
+    "g_L": ("g_leak",), "t_ref": ("refractory",), "tau_refrac": ("refractory",), "tau_syn_E": ("tau_syn_ex",),
+    "tau_syn_I": ("tau_syn_in",), "v_rest": ("e_rest",), "v_thresh": ("v_threshold",),
+}  # fmt: skip
+
+
+def near_variable(value: str, known: Iterable[str]) -> str:
+    """End an error message about an unknown state or parameter, as `neuraxis.arguments.near`.
+
+    A name that differs in case or in its unit alone is the closest one, and so is the counterpart of a name of NEST:
+
+    >>> near_variable("tau", ["tau_m_ms", "tau_ms"])
+    "did you mean 'tau_ms'? there is 'tau_m_ms', 'tau_ms'"
+    >>> near_variable("V_th", ["v_mv", "v_threshold_mv"])
+    "did you mean 'v_threshold_mv'? there is 'v_mv', 'v_threshold_mv'"
+    """
+    names = list(known)
+    for stem in (value, *_ELSEWHERE.get(value, ())):
+        same = [name for name in names if _stem(name) == _stem(stem)]
+        if same:
+            return f"did you mean {same[0]!r}? {near('', names)}"
+    return near(value, names)
+
+
+def _stem(name: str) -> str:
+    lower = name.lower()
+    return lower.rpartition("_")[0] if unit(lower) else lower
 
 
 def unit(name: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuraxis.arguments import frozen, label, near, whole
+from neuraxis.arguments import frozen, label, whole
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.neuron_model import NeuronModel
+from neuraxis.network.parameters import near_variable
 
 __all__ = ["Population", "make_population"]
 
@@ -75,14 +77,17 @@ def make_population(
     label(name, "name")
     size = whole(n, f"population {name!r}: n", 1)
     if not isinstance(model, NeuronModel):
-        raise InvalidType(
-            f"population {name!r}: model={model!r}: a NeuronModel is expected, as lif_exp or lif_exp_multi(2) of "
-            "neuraxis.network.models, or one that neuron_model or equations makes"
-        )
+        raise _not_a_model(model, name)
     for state in initial:
         if state not in model.states:
+            if state in model.parameters:
+                raise InvalidArgument(
+                    f"population {name!r}: {state} is a parameter of the model, not a state. Pass "
+                    f"{model.name}({state}=...) as the model: a number, an array with a value for each neuron, or a "
+                    "distribution"
+                )
             raise InvalidArgument(
-                f"population {name!r}: {model.name} has no state {state!r}; {near(state, model.states)}"
+                f"population {name!r}: {model.name} has no state {state!r}; {near_variable(state, model.states)}"
             )
     complete: dict[str, Distribution] = {}
     for state, default in model.states.items():
@@ -91,6 +96,16 @@ def make_population(
         complete[state] = given
     used = model.for_population(f"population {name!r}", size, dt_ms, seed, index, precision)
     return Population(name, size, used, frozen(complete), index, first_id)
+
+
+def _not_a_model(model: object, name: str) -> InvalidType:
+    hint = f". In a shell, `neuraxis models {model}` looks for one of this name" if isinstance(model, str) else ""
+    if inspect.isfunction(model):
+        hint = f". Call it, as {model.__name__}(), or decorate it with neuron_model"
+    return InvalidType(
+        f"population {name!r}: model={model!r}: a NeuronModel such as neuraxis.network.models.lif_exp_two() is "
+        f"expected, not {type(model).__name__}{hint}"
+    )
 
 
 def _check_initial(given: Distribution, name: str, n: int, is_whole: bool) -> None:

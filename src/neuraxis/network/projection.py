@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neuraxis.arguments import one_of
+from neuraxis.arguments import near, one_of
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
 from neuraxis.network.fixed_point import Contribution, likely_sum
@@ -21,13 +21,26 @@ from neuraxis.network.plasticity import (
     as_plasticity,
 )
 from neuraxis.network.population import LARGEST_FLOAT32, Population
-from neuraxis.network.rules import AllToAll, Explicit, Rule
+from neuraxis.network.rules import (
+    AllToAll,
+    Explicit,
+    FixedInDegree,
+    FixedOutDegree,
+    FixedTotalNumber,
+    OneToOne,
+    PairwiseBernoulli,
+    Rule,
+)
 
 __all__ = ["Projection", "RateProjection", "choose_receptor", "make_projection", "make_rate_projection"]
 
 # Indices of rate projections begin here. Synapses are drawn from random numbers of the index, and those of a projection
 # of spikes must not repeat in one of rates.
 FIRST_RATE_INDEX = 1 << 32
+
+_RULES = [one.__name__ for one in (
+    AllToAll, Explicit, FixedInDegree, FixedOutDegree, FixedTotalNumber, OneToOne, PairwiseBernoulli,
+)]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,6 +254,9 @@ def _checked(
         rule, weight = _from_sparse(rule, weight, pre, post, what)
     if not isinstance(rule, Rule):
         hint = ", not the class itself" if isinstance(rule, type) else ""
+        if isinstance(rule, str):
+            words = "".join(word.capitalize() for word in rule.split("_"))  # NEST's fixed_indegree
+            hint = f", not text; {near(words, _RULES)}"
         raise InvalidType(f"{what}: rule={rule!r}: a rule such as FixedInDegree(k=100) is expected{hint}")
     try:
         rule.check(pre.n, post.n, pre is post)

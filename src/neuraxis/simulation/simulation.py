@@ -40,6 +40,7 @@ from neuraxis.network import Network, Neuromodulator, Population, Probe, Project
 from neuraxis.network.devices import SpikeInput
 from neuraxis.network.grid import array_on_grid, array_to_steps, to_steps, whole_steps
 from neuraxis.network.network import LARGEST_STEP
+from neuraxis.network.parameters import near_variable
 from neuraxis.network.population import LARGEST_FLOAT32, LARGEST_INT32
 from neuraxis.notebook import html_table
 from neuraxis.process.signals import Interrupts
@@ -836,7 +837,12 @@ class Simulation:
     def _population_with(self, population: Population | str, state: str) -> Population:
         known = self._population(population)
         if state not in known.model.states:
-            raise InvalidArgument(f"{known.name!r} has no state {state!r}; it has {', '.join(known.model.states)}")
+            if state in known.model.parameters:
+                raise InvalidArgument(
+                    f"{state} is a parameter of {known.name!r}, not a state, and is fixed while a simulation is open. "
+                    "Pass it to the model, or make it a state of a model of your own"
+                )
+            raise InvalidArgument(f"{known.name!r} has no state {state!r}; {near_variable(state, known.model.states)}")
         return known
 
     def _projection(self, projection: Projection | str) -> Projection:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 
 from neuraxis.arguments import is_number, near, one_of
-from neuraxis.errors import InvalidArgument, RoundingWarning
+from neuraxis.errors import InvalidArgument, InvalidType, RoundingWarning
 from neuraxis.network.model_language import FUNCTIONS as LANGUAGE
 from neuraxis.network.model_source import DerivedConstants
 from neuraxis.network.neuron_model import NeuronModel, neuron_model_from_source
@@ -119,12 +119,21 @@ def equations(
     20.0
     """
     check_identifier(name, "name")
+    _check_mapping(parameters, "parameters", "{'tau': '20*ms'}")
+    _check_mapping(initial, "initial", "{'v': '-70*mV'}")
+    _check_mapping(receptors, "receptors", "{'input': 'v'}, with the variable that a spike adds to")
+    _check_mapping(signals, "signals", "{'gain': 1.0}")
     given = Given(
         threshold, reset, refractory, parameters or {}, initial or {}, receptors or {}, current, signals or {}, name
     )
     if method is not None:
         one_of(method, "method", METHODS)
     return _Compiler(Description(text, given), method).model()
+
+
+def _check_mapping(given: object, name: str, example: str) -> None:
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidType(f"{name}={given!r}: a dict is expected, as {name}={example}")
 
 
 class _Compiler:

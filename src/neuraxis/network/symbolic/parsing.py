@@ -49,6 +49,7 @@ _ALLOWED = (
     "Use numbers, units, names, + - * / ** %, comparisons, and, or, not, `a if c else b`, and "
     f"{', '.join(sorted(FUNCTIONS))}."
 )
+_DRAWS = {"rand": "random()", "randn": "normal()"}  # Brian2's functions, and those of the model language
 _DERIVATIVE = re.compile(r"d\s*([A-Za-z]\w*)\s*/\s*dt\Z")
 _NAME = re.compile(r"[A-Za-z]\w*\Z", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z]\w*)\s*(\+|-|\*|/)?=(?!=)(.*)\Z", re.ASCII | re.DOTALL)
@@ -267,6 +268,11 @@ class _Whitelist(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in _DRAWS:
+            raise self._place.refuse(
+                f"`{name}` cannot be used in equations. Use xi for noise, and a distribution such as Uniform(0.0, 1.0) "
+                f"for initial values and parameters; a model as a function has {_DRAWS[name]}"
+            )
         if name not in FUNCTIONS:
             raise self._place.refuse(f"the function `{ast.unparse(node.func)[:60]}` is not known. {_ALLOWED}")
         if node.keywords or len(node.args) not in FUNCTIONS[name]:

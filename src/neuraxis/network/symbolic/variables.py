@@ -219,10 +219,10 @@ class Description:
             elif one in {given.current, "current_pa"} and named(one) is None:
                 self._add(one, "current", _PA, False, "", place)
             elif named(one) is None and one not in NUMBERS:
-                known = [*self.variables, *given.parameters]
+                known = dict.fromkeys([*self.variables, *given.parameters])
                 raise place.refuse(
                     f"{one!r} is not known. Declare it, as `{one} : mV`, or give its value, as "
-                    f"parameters={{{one!r}: '20*ms'}}; {near(one, known)}"
+                    f"parameters={{{one!r}: '20*mV'}}; {near(one, known)}"
                 )
 
     def names_used(self) -> list[tuple[str, Place]]:
