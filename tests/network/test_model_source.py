@@ -172,3 +172,19 @@ def test_a_function_without_a_source_file_is_refused_with_a_hint() -> None:
     exec("def typed(v):\n    return False, v", names)
     with pytest.raises(InvalidArgument, match=r"typed: .*neuraxis\.network\.neuron_model_from_source\(\)"):
         neuron_model(states={"v": 0.0})(names["typed"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"receptors": ("v",)}, "the receptor 'v' has the name of a state"),
+        ({"receptors": ("a", "a")}, "the receptor 'a' has the name of a receptor"),
+        ({"receptors": ("a",), "rate_inputs": ("a",)}, "the rate input 'a' has the name of a receptor"),
+        ({"receptors": ("a",), "signals": {"a": 1.0}}, "the signal 'a' has the name of a receptor"),
+        ({"parameters": {"v": 5.0, "a": 1.0}}, "the parameter 'v' has the name of a state"),
+        ({"parameters": {"dt_ms": 5.0, "a": 1.0}}, "the parameter 'dt_ms' has the name of the length of a step"),
+    ],
+)
+def test_a_name_has_one_meaning(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"m: {message}; .* Rename one of them"):
+        neuron_model_from_source("def m(v, a):\n    return False, v + a", states={"v": 1.0}, **given)

@@ -5,6 +5,7 @@ import pytest
 
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network import Constant, Network, Normal, Uniform, Values
+from neuraxis.network.models import lif_exp_multi
 from tests.network.neurons import no_receptor, one_receptor, two_receptors
 
 
@@ -83,6 +84,11 @@ def test_populations_of_the_wrong_type(arguments):
     with pytest.raises(InvalidType, match=next(iter(arguments))):
         network.population(**{"name": "A", "n": 5, "model": two_receptors} | arguments)
     assert network == Network()
+
+
+def test_a_function_that_returns_a_model_has_to_be_called():
+    with pytest.raises(InvalidType, match=r"Call it, as lif_exp_multi\(\)"):
+        Network().population("A", 5, lif_exp_multi)
 
 
 def test_a_model_without_receptors_cannot_be_connected_to():

@@ -39,7 +39,8 @@ def observed(context: DistributedContext, name: str, folder: str) -> dict[str, o
 
 @pytest.mark.parametrize(
     ("backend", "ranks", "names"),
-    [("gloo", 2, ["every neuron learns"]), ("shm", 3, ["shortest delay 15", "continuous"])],
+    # "in float64" has parameters for each neuron, too.
+    [("gloo", 2, ["every neuron learns"]), ("shm", 3, ["shortest delay 15", "continuous", "in float64"])],
 )
 def test_every_rank_gets_what_one_process_gets(backend: str, ranks: int, names: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "state"

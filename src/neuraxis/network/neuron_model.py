@@ -498,11 +498,19 @@ def _checked(
         raise InvalidArgument(f"output={output!r}: a state that is a float is expected; {near(str(output), floats)}")
     tree = with_draws_as_arguments(inline_functions(function), function)
     arguments = tuple(argument.arg for argument in tree.args.args)
+    declared: dict[str, str] = {"dt_ms": "the length of a step"}
     for kind, given in (
-        ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals)
+        ("state", states), ("receptor", receptors), ("rate input", rate_inputs), ("signal", signals),
+        ("parameter", parameters),
     ):  # fmt: skip
         for one in given:
-            if one not in arguments:
+            if one in declared:
+                raise InvalidArgument(
+                    f"{name}: the {kind} {one!r} has the name of {declared[one]}; an argument has one meaning. Rename "
+                    "one of them."
+                )
+            declared[one] = f"a {kind}"
+            if one not in arguments and kind != "parameter":
                 at = located(name, tree)
                 raise InvalidArgument(f"{at}: the function does not take the {kind} {one!r}. Add the argument.")
     _check_returns(name, tree, states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -99,6 +100,8 @@ def make_population(
 
 def _not_a_model(model: object, name: str) -> InvalidType:
     hint = f". In a shell, `neuraxis models {model}` looks for one of this name" if isinstance(model, str) else ""
+    if inspect.isfunction(model):
+        hint = f". Call it, as {model.__name__}(), or decorate it with neuron_model"
     return InvalidType(
         f"population {name!r}: model={model!r}: a NeuronModel such as neuraxis.network.models.lif_exp_two() is "
         f"expected, not {type(model).__name__}{hint}"

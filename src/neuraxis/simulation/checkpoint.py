@@ -294,7 +294,7 @@ def commit_state(
 def find_state(folder: Path, network: Network) -> SavedFolder:
     """Return the state in a folder; raise CheckpointError if there is none of this network."""
     found = SavedFolder.read(folder, KIND)
-    what_differs = "models, inputs, rules, weights, delays or plasticity differ"
+    what_differs = "precision, models, parameters, inputs, rules, weights, delays or plasticity differ"
     found.require_identity(describe_network(network), "network", what_differs)
     saved_note(found)  # raises if it is damaged
     return found

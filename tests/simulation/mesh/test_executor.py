@@ -54,6 +54,7 @@ __all__ = [
 # The number of nodes; 0: one for each population.
 PAIRS = [
     ("continuous", 0),
+    ("in float64", 2),  # with parameters for each neuron
     ("mixed models", 3),
     ("reward and fatigue", 0),
     ("regions far apart", 0),

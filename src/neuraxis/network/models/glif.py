@@ -6,6 +6,7 @@ membrane (A). The text of a model is put together from the blocks of its mechani
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from neuraxis.network.arithmetic import exp
@@ -243,15 +244,17 @@ def _model(level: int) -> NeuronModel:
     sum_of = " + ".join(["v_threshold_mv", *(["S"] if resets else []), *(["T"] if adapts else [])])
     stay = ["V", *(["S"] if resets else []), *(["A1", "A2"] if asc else []), *(["T"] if adapts else [])]
     held = f"{', '.join(stay)} {'stay as they are' if len(stay) > 1 else 'stays as it is'}"
+    before = " V_before is V one step before the spike." if resets else ""
+    about = f"""A weight is the peak of a current in pA.{before} After a spike {held} for `refractory_ms`; `refractory`
+    counts the steps that are left. The defaults are those of cell 490626718 of the Allen Cell Types Database."""
+    about = textwrap.fill(" ".join(about.split()), 120, initial_indent="    ", subsequent_indent="    ")
     description = f'''"""{_ABOUT[level - 1]}, with alpha-shaped currents.
 
     Equations, with {", ".join(["V (`v_mv`)", *letters])} and I (`current_pa`), and x = ex or in::
 {"".join(equations)}
         when V > {sum_of}: a spike, and
 {"".join(f"            {line}{chr(10)}" for line in at_spike)}
-    A weight is the peak of a current in pA. {"V_before is V one step before the spike." if resets else ""}
-    After a spike {held} for `refractory_ms`; `refractory` counts the
-    steps that are left. The defaults are those of cell 490626718 of the Allen Cell Types Database.
+{about}
 
     Scheme: exact integration{"; V takes the mean of A1 + A2 over the step" if asc else ""}.
 
