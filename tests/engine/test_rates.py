@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from neuraxis.engine.cpu.advance import is_check_step
-from neuraxis.engine.placement import Slice, place
-from neuraxis.engine.shards import make_shard
+from neuraxis.engine.placement import Slice
 from neuraxis.engine.spikes import SpikeBuffers, clear_steps, lags_between, pack_outputs, unpack_outputs
 from neuraxis.errors import InvalidArgument, InvalidType, NetworkInUse, NumericalInstability
 from neuraxis.network import (
@@ -26,7 +25,6 @@ from neuraxis.network import (
 )
 from neuraxis.network.models import lif_delta, rate_linear, rate_threshold_linear
 from neuraxis.simulation import Simulation
-from tests.engine.cuda.twin import TwinDevice
 
 DT = 0.1
 F = np.float32
@@ -275,10 +273,3 @@ def test_descriptions_that_are_refused() -> None:
 
 def counted(rate, count):
     return False, rate, count
-
-
-def test_gpus_are_refused() -> None:
-    network = summed()
-    placement = place(network, 1)
-    with pytest.raises(InvalidArgument, match="Use device='cpu'"):
-        make_shard(network, placement, 0, SpikeBuffers.private(network, placement), print, (), TwinDevice())

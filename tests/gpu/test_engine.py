@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = (
     "driven", "mixed_models", "tiny_populations", "inputs_alone", "every_neuron_learns", "reward_and_fatigue",
-    "shortest_delay_15", "one_long_delay", "rhythms_and_maps", "regions_far_apart",
+    "shortest_delay_15", "one_long_delay", "rhythms_and_maps", "regions_far_apart", "continuous",
 )  # fmt: skip
 
 
@@ -114,8 +114,10 @@ def test_shards_of_which_several_are_on_the_gpu(delay: str, cuda: None) -> None:
         assert run_together(network, kinds, stops, device=CupyDevice) == expected
 
 
-@pytest.mark.parametrize("name", ["every_neuron_learns", "reward_and_fatigue", "shortest_delay_15", "rhythms_and_maps"])
-def test_synapses_that_learn_between_shards(name: str, cuda: None) -> None:
+@pytest.mark.parametrize(
+    "name", ["every_neuron_learns", "reward_and_fatigue", "shortest_delay_15", "rhythms_and_maps", "continuous"]
+)
+def test_synapses_that_learn_and_outputs_between_shards(name: str, cuda: None) -> None:
     network, stops = getattr(networks, name)(1), (1, 7, 60, 300)
     assert run_together(network, "gcg", stops, device=CupyDevice) == run_together(network, "c", stops)
 

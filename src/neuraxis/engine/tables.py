@@ -310,6 +310,9 @@ DECAY_CELLS: Final = 256
 CHECK_BITS: Final = 4
 CHECK_FACTOR: Final = 0x9E3779B1
 
+# An output that continuous connections transmit enters the hash of a run multiplied by this.
+OUTPUT_FACTOR: Final = 0xD6E8FEB86659FD93
+
 # A float32 is infinite or NaN if its bits without the sign are at least this.
 NOT_FINITE: Final = 0x7F800000
 NOT_FINITE_64: Final = 0x7FF0000000000000

@@ -124,6 +124,7 @@ inline int atomicExch(int *at, int value) { int before = *at; *at = value; retur
 inline void write_message(unsigned long long *at, unsigned long long low, unsigned long long high, bool) { at[0] = low; at[1] = high; }
 inline void read_message(const unsigned long long *at, unsigned long long &low, unsigned long long &high) { low = at[0]; high = at[1]; }
 inline unsigned read_fresh(const unsigned short *at) { return *at; }
+inline float read_fresh(const float *at) { return *at; }
 inline long long now_in_ticks() { return 0; }
 inline void after_message() {}
 inline void copy_async(void *to, const void *from) { memcpy(to, from, 16); }

@@ -36,7 +36,7 @@ from neuraxis.network import Network, RateProjection
 __all__ = ["Outputs", "RateTable", "Rates", "collect_outputs", "gather_inputs", "publish_outputs"]
 
 LARGEST_RING = 2**34  # bytes
-_HASH_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_HASH_FACTOR = np.uint64(w.OUTPUT_FACTOR)
 
 Array = NDArray[np.generic]
 
@@ -112,10 +112,10 @@ class Rates:
         sources = rate_sources(network)
         held = {part.part.population for part in parts}
         read = {one.pre.index for one in network.rate_projections if one.post.index in held}
-        self._columns: dict[int, int] = {}  # of the first neuron, by population
+        self.columns: dict[int, int] = {}  # of the first neuron, by population
         width = 0
         for population in sorted(sources & (held | read)):
-            self._columns[population] = width
+            self.columns[population] = width
             width += network.populations[population].n
         self.slots = 1 << self.depth.bit_length() if self.depth else 0
         if 4 * self.slots * width > LARGEST_RING:
@@ -123,12 +123,12 @@ class Rates:
                 f"continuous connections with delays of up to {self.depth - 1:,} steps from {width:,} neurons need "
                 f"{4 * self.slots * width / 2**30:,.0f} GiB for values in transit. Shorten the delays."
             )
-        self._ring = np.zeros((self.slots, width), np.float32)
+        self.ring = np.zeros((self.slots, width), np.float32)
         self.tables: list[RateTable] = []
         for part in parts:
             for projection in network.rate_projections:
                 if projection.post.index == part.part.population:
-                    self.tables.append(_table(network, projection, part, self._columns[projection.pre.index]))
+                    self.tables.append(_table(network, projection, part, self.columns[projection.pre.index]))
                     progress(len(self.tables[-1].weights))
         self._describe(parts, sources)
         self._put_initial_outputs()
@@ -177,41 +177,51 @@ class Rates:
         for worker, slices in enumerate(self._placement):
             place = int(self._buffers.output_places[worker])
             for one in slices:
-                if one.population in self._columns:
-                    copies.append((worker, one.population, place, self._columns[one.population] + one.first, one.n))
+                if one.population in self.columns:
+                    copies.append((worker, one.population, place, self.columns[one.population] + one.first, one.n))
                 if one.population in sources:
                     place += one.n
-        self._copy_rows = np.array(copies, w.OUTPUT_COPY)
+        self.copies = np.array(copies, w.OUTPUT_COPY)
 
     def describe(self, control: np.void) -> None:
         """Write the addresses of everything to the control block of the shard."""
-        control["output_slots"], control["columns"] = self.slots, self._ring.shape[1]
+        control["output_slots"], control["columns"] = self.slots, self.ring.shape[1]
         for name, rows in (
             ("rate_tables", self._table_rows),
             ("outputs", self._output_rows),
-            ("output_copies", self._copy_rows),
+            ("output_copies", self.copies),
         ):
             control[name], control[f"{name}_count"] = rows.ctypes.data, len(rows)
-        control["ring"] = self._ring.ctypes.data
+        control["ring"] = self.ring.ctypes.data
 
     def _put_initial_outputs(self) -> None:
         """Set the outputs of step 0, of all neurons that are read: they are drawn, and never published."""
-        for index, column in self._columns.items():
+        for index, column in self.columns.items():
             population = self._network.populations[index]
             name = str(population.model.output)
             state = list(population.model.states).index(name)
             n = population.n
-            self._ring[0, column : column + n] = initial_values(
+            self.ring[0, column : column + n] = initial_values(
                 population.initial[name], self._network.seed, index, state, 0, n
             )
-        for row in self._copy_rows:
+        for row in self.copies:
             if row["worker"] == self._me:
-                self._own(row, 0)[:] = self._ring[0, row["column"] : row["column"] + row["n"]]
+                self._own(row, 0)[:] = self.ring[0, row["column"] : row["column"] + row["n"]]
 
     def _own(self, copy: np.void, step: int) -> NDArray[np.float32]:
         """Return the outputs of a slice in this shard's buffer."""
         first = int(copy["place"]) - int(self._buffers.output_places[self._me])
         return self._buffers.outputs(self._me)[step % self._buffers.slots, first : first + int(copy["n"])]
+
+    def arrived(self, copy: np.void, step: int, now: int) -> NDArray[np.float32] | None:
+        """Return the outputs of a slice in one of the last steps; None if they are not here yet after step `now`."""
+        if step < 0:
+            return None
+        worker, first = int(copy["worker"]), int(copy["column"])
+        if step == 0 or step <= now - self._buffers.lags[self._me, worker]:
+            found: NDArray[np.float32] = self.ring[step % self.slots, first : first + int(copy["n"])]
+            return found
+        return self._own(copy, step) if worker == self._me else None
 
     # --- saved states -----------------------------------------------------------------------------------------
 
@@ -221,46 +231,43 @@ class Rates:
         With `received` also those of whole populations of other shards, as far as they have arrived here.
         """
         found: dict[int, Outputs] = {}
-        for row in self._copy_rows:
+        for row in self.copies:
             worker, population, first = int(row["worker"]), int(row["population"]), int(row["column"])
             if worker != self._me and not received:
                 continue
             values = np.zeros((int(row["n"]), self.depth), np.float32)
             for k, step in enumerate(range(now - self.depth + 1, now + 1)):
-                if step < 0:
-                    continue
-                if step == 0 or step <= now - self._buffers.lags[self._me, worker]:
-                    values[:, k] = self._ring[step % self.slots, first : first + int(row["n"])]
-                elif worker == self._me:
-                    values[:, k] = self._own(row, step)
-            begin = first - self._columns[population]
+                given = self.arrived(row, step, now)
+                if given is not None:
+                    values[:, k] = given
+            begin = first - self.columns[population]
             found[population] = Outputs(begin, begin + int(row["n"]), values)
         return found
 
     def install(self, saved: Saved) -> None:
         """Replace all outputs in transit by saved ones."""
-        self._ring[:] = 0
+        self.ring[:] = 0
         now = saved.step
         oldest_read = now - int(self._buffers.lags[:, self._me].max(initial=1))
         given: dict[int, NDArray[np.float32]] = {}
-        for index in self._columns:
+        for index in self.columns:
             given[index] = np.zeros((self._network.populations[index].n, self.depth), np.float32)
             for one in saved.outputs(index):
                 given[index][one.first : one.last] = one.values
-        for row in self._copy_rows:
+        for row in self.copies:
             worker, first, n = int(row["worker"]), int(row["column"]), int(row["n"])
             population = int(row["population"])
-            begin = first - self._columns[population]
+            begin = first - self.columns[population]
             for k, step in enumerate(range(now - self.depth + 1, now + 1)):
                 values = given[population][begin : begin + n, k]
                 if step == 0 or 0 < step <= now - self._buffers.lags[self._me, worker]:
-                    self._ring[step % self.slots, first : first + n] = values
+                    self.ring[step % self.slots, first : first + n] = values
                 if worker == self._me and step > max(-1, oldest_read):
                     self._own(row, step)[:] = values
 
     def jump(self, step: int, parts: Sequence[NeuronPart]) -> None:
         """Continue after `step` as if all outputs had been 0 before; those of this shard's neurons are as they are."""
-        self._ring[:] = 0
+        self.ring[:] = 0
         for row in self._output_rows:
             part = parts[int(row["part"])]
             values = part.state(str(part.population.model.output))
@@ -277,7 +284,7 @@ class Rates:
             if table.projection.index == projection.index:
                 counts = np.diff(table.starts)
                 classes = table.classes if len(table.classes) else np.zeros(len(table.weights), np.uint16)
-                column = self._columns[projection.pre.index]
+                column = self.columns[projection.pre.index]
                 return {
                     "pre": table.sources.astype(np.int64) - column,
                     "post": np.repeat(np.arange(len(counts)), counts) + table.part.part.first,

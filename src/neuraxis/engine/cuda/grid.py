@@ -19,6 +19,7 @@ from neuraxis.engine.cuda.device import Device
 from neuraxis.engine.cuda.program import FIRST_STATE_ROW, Shape, has_lookahead
 from neuraxis.engine.cuda.tables import POPULATION
 from neuraxis.engine.neurons import NeuronPart
+from neuraxis.engine.spikes import rate_sources
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Projection
 
@@ -121,9 +122,10 @@ def lay_out(
         )
     # If spikes arrive in the very next step, the exchange between blocks is on the critical path. With lookahead spikes
     # are published one step ahead; otherwise synapses that take effect at once are delivered first.
-    lookahead = (
-        own_lag == 1 and alone and registers and all(has_lookahead(p.population.model, network.dt_ms) for p in parts)
-    )
+    rate_inputs = max((len(model.rate_inputs) for model in models), default=0)
+    rates = rate_inputs > 0 or any(part.population.index in rate_sources(network) for part in parts)
+    can_look = own_lag == 1 and alone and registers and not rates
+    lookahead = can_look and all(has_lookahead(part.population.model, network.dt_ms) for part in parts)
     urgent = (own_lag == 1 or not alone) and not lookahead
     lag = 0 if lookahead else min(LONGEST_AGE, max(1, own_lag - 1))
     modulators, rhythms = len(network.neuromodulators), len(network.rhythms)
@@ -152,7 +154,7 @@ def lay_out(
         ring_in_shared=ring_in_shared, states_in_registers=registers,
         counts_populations=bool(network.modulations), signals=bool(modulators or rhythms), plastic=plastic,
         pulses=bool(network.current_inputs), probes=any(one.what != "spikes" for one in network.probes),
-        outside=outside > 0, warp=device.warp,
+        outside=outside > 0, rates=rates, rate_inputs=rate_inputs, warp=device.warp,
     )  # fmt: skip
     # Messages are kept as long as spikes can arrive at plastic synapses.
     plastic_delays = [network.delay_bounds_steps(one)[1] for one in network.projections if one.plasticity]

@@ -19,7 +19,7 @@ from neuraxis.engine import arithmetic, tables
 from neuraxis.engine.codegen import typed_function
 from neuraxis.engine.cuda.tables import declarations
 from neuraxis.engine.cuda.translate import Translated, translate
-from neuraxis.engine.tables import CHECK_BITS, CHECK_FACTOR
+from neuraxis.engine.tables import CHECK_BITS, CHECK_FACTOR, OUTPUT_FACTOR
 from neuraxis.network.model_language import INT
 from neuraxis.network.neuron_model import NeuronModel, argument_kinds
 
@@ -45,7 +45,7 @@ FIRST_STATE_ROW = 2
 # Constants of `engine/tables.py` that the kernels use.
 _CONSTANTS = ("PLAIN", "STDP_BOUNDED", "STDP_POWER", "REWARD", "SHORT_TERM", "DECAY_CELLS")
 
-_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current, int step"
+_ARGUMENTS = "u32 *state, const int *arrived, const Four *constants, float current, const float *driven, int step"
 _ARITHMETIC = {
     "E_LN2_LOW": "_LN2_LOW",
     "E_SQRT_HALF": "_SQRT_HALF",
@@ -91,6 +91,8 @@ class Shape:
     pulses: bool  # there are injected currents
     probes: bool  # states are sampled
     outside: bool  # other shards project here
+    rates: bool = False  # neurons transmit or receive outputs
+    rate_inputs: int = 0  # of a model at most
     interventions: bool = True  # neurons are forced to spike, or populations are silent
     checked: bool = True  # states are checked for infinity and NaN
     warp: int = 32
@@ -118,6 +120,9 @@ class Shape:
             "PULSES": int(self.pulses),
             "PROBES": int(self.probes),
             "OUTSIDE_SPIKES": int(self.outside),
+            "RATES": int(self.rates),
+            "RATE_INPUTS": max(1, self.rate_inputs),
+            "OUTPUT_FACTOR": f"0x{OUTPUT_FACTOR:016x}ull",
             "INTERVENTIONS": int(self.interventions),
             "CHECKED": int(self.checked),
             "CHECK_BITS": CHECK_BITS,
@@ -155,7 +160,8 @@ def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
     states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
     used = tuple(sorted(model.globals_used.items()))
     rows = tuple((name, row.is_integer) for name, row in model.rows.items())
-    return (model.source, model.arguments, states, model.receptors, constants, tuple(model.signals), used, rows)
+    inputs = (model.receptors, model.rate_inputs)
+    return (model.source, model.arguments, states, inputs, constants, tuple(model.signals), used, rows)
 
 
 @cache
@@ -193,7 +199,10 @@ def _models_source(models: Sequence[Kind]) -> str:
         f"__device__ inline bool advance_model(u32 model, {_ARGUMENTS})",
         "{",
         "    switch (model) {",
-        *[f"    case {n}: return advance_{n}(state, arrived, constants, current, step);" for n in range(len(models))],
+        *[
+            f"    case {n}: return advance_{n}(state, arrived, constants, current, driven, step);"
+            for n in range(len(models))
+        ],
         "    }",
         "    return false;",
         "}",
@@ -219,7 +228,8 @@ def _translated(model: NeuronModel, dt_ms: float, name: str) -> Translated:
     kinds = {
         name: types.int32 if kind == INT else types.float32 for name, kind in argument_kinds(model, constants).items()
     }
-    return translate(model.name, typed_function(model, constants), name, kinds, {*model.receptors, *model.signals})
+    given = {*model.receptors, *model.rate_inputs, *model.signals}
+    return translate(model.name, typed_function(model, constants), name, kinds, given)
 
 
 def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], number: int) -> str:
@@ -235,6 +245,7 @@ def _wrapper_source(model: NeuronModel, dt_ms: float, extra: tuple[int, ...], nu
     for r, name in enumerate(model.receptors):
         places = [r, *(len(model.receptors) + i for i, of in enumerate(extra) if of == r)]
         given[name] = " + ".join(f"(float)arrived[{place}] * {_constant(place)}" for place in places)
+    given |= {name: f"driven[{i}]" for i, name in enumerate(model.rate_inputs)}
     rows = len(model.receptors) + len(extra)
     for place, (name, value) in enumerate(constants.items(), start=rows):
         given[name] = f"(int)f_to_bits({_constant(place)})" if isinstance(value, int) else _constant(place)

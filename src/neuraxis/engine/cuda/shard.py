@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from neuraxis.engine import tables as w
 from neuraxis.engine.cpu.plastic_tables import PlasticTable
+from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.shard import SAMPLE_ROOM, Shard
 from neuraxis.engine.cpu.static_tables import StaticTable
 from neuraxis.engine.cuda.description import (
@@ -34,6 +35,7 @@ from neuraxis.engine.cuda.grid import first_places, lay_out
 from neuraxis.engine.cuda.history import History
 from neuraxis.engine.cuda.plastic import build_plastic_tables
 from neuraxis.engine.cuda.program import FIRST_STATE_ROW, build_source, constant_words, model_key, steps_source
+from neuraxis.engine.cuda.rates import DeviceRates
 from neuraxis.engine.cuda.synapses import Outside, StaticSynapses, draw_synapses
 from neuraxis.engine.cuda.tables import LAYOUT, POPULATION, TICKS, TOTALS, offset_of
 from neuraxis.engine.neurons import NeuronPart
@@ -75,7 +77,6 @@ class CudaShard(Shard):
                 f'precision="float64" runs on CPUs only: the kernels of {device.name} compute in float32. Use '
                 'device="cpu", or Network(precision="float32").'
             )
-        _refuse_rates(network, device)
         self._device = device
         # Which side is up to date; both are after the host's arrays were read.
         self._host_is_fresh, self._device_is_fresh = True, False
@@ -87,6 +88,7 @@ class CudaShard(Shard):
         self._inconsistent = False  # an error has left device and host at different steps
         super().__init__(network, placement, me, spike_buffers, progress, listeners)
         self._history = History(self)
+        self._device_rates = DeviceRates(self._host_rates, network, self._parts, self.grid, device, spike_buffers, me)
         self._describe()
 
     # --- host arrays; call `take_over` before changing them ---------------------------------------------------
@@ -115,6 +117,15 @@ class CudaShard(Shard):
     @plastic.setter
     def plastic(self, tables: list[PlasticTable]) -> None:
         pass  # `plastic_held` has them
+
+    @property
+    def rates(self) -> Rates:
+        self._to_host()
+        return self._host_rates
+
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        self._host_rates = rates
 
     def _plastic_table(self, projection: Projection) -> PlasticTable:
         table = next(one for one in self.plastic_held if one.projection.index == projection.index)
@@ -298,7 +309,7 @@ class CudaShard(Shard):
             self._layout[name] = value
         for name, memory in self._memory.items():
             self._layout[name] = memory.address
-        for name, address in self._status.addresses.items():
+        for name, address in (*self._status.addresses.items(), *self._device_rates.layout().items()):
             self._layout[name] = address
 
     def _program(self, interventions: bool) -> Program:
@@ -327,7 +338,7 @@ class CudaShard(Shard):
 
     def advance(self, until: int, spins: int, yields: int) -> int:
         while self.step < until:
-            reach = self._history.reach(until)
+            reach = self._device_rates.reach(self.step, self._history.reach(until))
             if reach <= self.step:
                 return w.WAITING
             self._to_device()
@@ -351,6 +362,7 @@ class CudaShard(Shard):
         self._inconsistent = True
         outside = self._history.enter(until)
         self._layout["outside"], self._layout["outside_count"] = outside
+        self._device_rates.enter(until)
         if self._device_tables.read_others:
             for name, value in self._history.past_of_others(until).items():
                 self._layout[name] = value
@@ -390,6 +402,7 @@ class CudaShard(Shard):
             self._samples_taken.append(device.read(memory["samples"], np.uint32, result.total("sampled")))
         self._device_tables.mark_changed()
         self._flushed = -1
+        self._device_rates.publish(before, now)
         self._history.add(before, now, self._sorted_recent(result.total("recent")))
         self._inconsistent = False
         if self.plastic_held and device.read(memory["full"], np.int32, grid.blocks).any():
@@ -477,6 +490,7 @@ class CudaShard(Shard):
         device.clear(memory["ring"])
         device.clear(memory["full"])
         self._history.put_on_device()
+        self._device_rates.to_device(self.step)
         self._emitted = int(self.control["events"]) + self._pending(deliver=True)
         self._device_is_fresh = True
 
@@ -501,6 +515,7 @@ class CudaShard(Shard):
         self._levels_kept[:modulators] = device.read(memory["levels_before"], np.float32, modulators)
         signals = memory["signals_before"].nbytes // 4
         self._signals[:signals] = device.read(memory["signals_before"], np.float32, signals)
+        self._device_rates.to_host(self.step)
         self._host_is_fresh = True
 
     def _pending(self, *, deliver: bool) -> int:
@@ -539,15 +554,6 @@ class CudaShard(Shard):
     def jump(self, step: int) -> None:
         self.take_over()
         super().jump(step)
-
-
-def _refuse_rates(network: Network, device: Device) -> None:
-    for population in network.populations:
-        if population.model.rate_inputs:
-            raise InvalidArgument(
-                f"{population.name!r}: {population.model.name} has rate inputs, and continuous connections need a CPU: "
-                f"blocks of neurons on {device.name} exchange spikes only. Use device='cpu'."
-            )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ __all__ = [
     "PLASTIC_TABLE",
     "POISSON_INPUT",
     "POPULATION",
+    "RATE_PART",
+    "RATE_TABLE",
     "STATE_PROBE",
     "STRUCTS",
     "TALLY",
@@ -119,6 +121,38 @@ LAYOUT: Final = np.dtype(
         ("plastic_tables", _pointer("const PlasticTable")),
         ("plastic_count", _NUMBER),
         ("full", _pointer("int")),  # [blocks]: 1 if a history of target spikes is full
+        # Continuous connections.
+        ("outputs", _pointer("float")),  # [output slots, output columns]: ring of the outputs of the last steps
+        ("output_mask", _NUMBER),
+        ("output_columns", _NUMBER),
+        ("rate_parts", _pointer("const RatePart")),  # [parts]
+        ("rate_tables", _pointer("const RateTable")),
+    ]
+)
+
+# The output of a population with neurons on this shard, and the continuous connections onto it.
+RATE_PART: Final = np.dtype(
+    [
+        ("output_row", _NUMBER),  # of the states; -1: no output is transmitted
+        ("output_column", _NUMBER),  # of the shard's neuron 0, if the population began there
+        ("first_id", _NUMBER),  # likewise
+        ("first_table", _NUMBER),
+        ("end_table", _NUMBER),
+    ]
+)
+
+# The synapses of a continuous projection. WARP neighbouring cells of a block are a group; their k-th synapses are
+# together.
+RATE_TABLE: Final = np.dtype(
+    [
+        ("input", _NUMBER),  # index among the rate inputs of the model
+        ("starts", _pointer("const i64")),  # [blocks, groups]
+        ("counts", _pointer("const u32")),  # [blocks, cells]
+        ("sources", _pointer("const u32")),  # columns of the ring
+        ("classes", _pointer("const u16")),  # indices of lags
+        ("weights", _pointer("const float")),
+        ("lags", _pointer("const i64")),  # in steps
+        ("lag_count", _NUMBER),
     ]
 )
 
@@ -337,6 +371,8 @@ STRUCTS: Final = {
     "Binding": BINDING,
     "OutsideSpike": OUTSIDE_SPIKE,
     "PlasticTable": PLASTIC_TABLE,
+    "RatePart": RATE_PART,
+    "RateTable": RATE_TABLE,
     "Tree": TREE,
     "TreeLevel": TREE_LEVEL,
     "Job": JOB,

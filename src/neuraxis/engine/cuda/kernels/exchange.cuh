@@ -76,6 +76,8 @@ __device__ inline void collect(const Block &here, int t, int after)
         count &= STOP_FLAG - 1;
         if (count)
             list_spikes(here, low, high, count, t, other);
+        if (RATES)
+            after_message();  // the outputs of that step follow
     }
 }
 
@@ -163,6 +165,6 @@ __device__ inline void publish(const Block &here, int t, bool stop)
     if (threadIdx.x == 0) {
         // Readers ignore ids beyond the count.
         u64 low = (u64)(u32)t | (u64)(count | (stop ? STOP_FLAG : 0)) << 32 | (u64)own[0] << 48;
-        write_message(layout.messages + 2 * at, low, *(const u64 *)(own + 1), count > SHORT_MESSAGE);
+        write_message(layout.messages + 2 * at, low, *(const u64 *)(own + 1), RATES || count > SHORT_MESSAGE);
     }
 }

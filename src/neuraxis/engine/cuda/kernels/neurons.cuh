@@ -119,6 +119,10 @@ struct alignas(16) Four {
 
 __device__ inline bool is_silent(u32 traits) { return INTERVENTIONS && (traits & TRAIT_SILENT); }
 
+#if RATES
+#include "rates.cuh"
+#endif
+
 // True if a neuron must spike in step t.
 __device__ inline bool is_forced(const Block &here, int t, u32 traits, u32 cell)
 {
@@ -164,7 +168,11 @@ __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, fl
     if (is_silent(traits))
         return false;
     const Four *constants = (const Four *)here.constants + TRAIT_CONSTANTS(traits);
-    bool spikes = advance_model(TRAIT_MODEL(traits), state, arrived, constants, current, t);
+    float driven[RATE_INPUTS] = {};
+#if RATES
+    sum_rate_inputs(t, cell, driven);
+#endif
+    bool spikes = advance_model(TRAIT_MODEL(traits), state, arrived, constants, current, driven, t);
 #if CHECKED
     if (is_check_step(t) || t == (int)layout.check_step)
         report_not_finite(t, cell, TRAIT_MODEL(traits), state);
@@ -187,7 +195,7 @@ __device__ inline bool spikes_next(const Block &here, int t, u32 traits, float c
     for (int r = 0; r < RECEPTORS; r++)
         nothing[r] = 0;
     const Four *constants = (const Four *)here.constants + TRAIT_CONSTANTS(traits);
-    return advance_model(TRAIT_MODEL(traits), then, nothing, constants, current, t);
+    return advance_model(TRAIT_MODEL(traits), then, nothing, constants, current, nullptr, t);
 }
 #endif
 

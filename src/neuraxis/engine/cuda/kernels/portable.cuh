@@ -41,6 +41,12 @@ __device__ inline u32 read_fresh(const u16 *at)
     return value;
 }
 
+__device__ inline float read_fresh(const float *at)
+{
+    float value;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
+    return value;
+}
 
 // Copy 16 bytes from global to shared memory asynchronously; complete after `wait_for_copies`.
 __device__ inline void copy_async(void *to, const void *from)

@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     Control *control = here.control;
     const u32 cells = (u32)layout.cells, warp = threadIdx.x / WARP;
     const int after = (int)from, until = (int)to;
-    u64 events = 0;
+    u64 events = 0, hashed = 0;
 
     if (threadIdx.x == 0) {
         *control = Control{};
@@ -224,6 +224,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
         FOR_EACH_NEURON
         {
             bool spikes = step_neuron(here, t, CELL, neurons[e]);
+#if RATES
+            hashed += transmit(t, CELL, neurons[e].traits, neurons[e].state);
+#endif
             if (due)
                 store(neurons[e].state, (i64)blockIdx.x * cells + CELL);
 #if LOOKAHEAD
@@ -252,6 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
             if (spikes || is_forced(here, t, traits, cell))
                 list_own(here, t, cell);
             store(state, global_cell);
+#if RATES
+            hashed += transmit(t, cell, traits, state);
+#endif
         }
 #endif
         __syncthreads();
@@ -331,6 +337,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     }
     if (events)
         atomicAdd(&layout.totals->events, events);
+    if (RATES)
+        atomicAdd(&layout.totals->hash, hashed);
 }
 
 // Concatenate the entries of the last steps from the ring buffers of all blocks, and count them.
