@@ -389,10 +389,11 @@ def test_a_lost_router_is_reported_while_they_run():
         (["nodes", "--mesh-name", "my mesh"], "mesh='my mesh'"),
         (["topics", "--seconds", "0"], "--seconds=0.0"),
         (["echo", "vision//x"], "KEY='vision//x'"),
-        (["echo", "x", "--count", "0"], "--count=0"),
-        (["echo", "x", "--seconds", "nan"], "--seconds=nan"),
+        (["echo", "chatter"], "KEY='chatter': no message has such a key"),
+        (["echo", "x/y", "--count", "0"], "--count=0"),
+        (["echo", "x/y", "--seconds", "nan"], "--seconds=nan"),
         (["hz", "", "--seconds", "1"], "KEY=''"),
-        (["hz", "x", "--window", "-1"], "--window=-1.0"),
+        (["hz", "x/y", "--window", "-1"], "--window=-1.0"),
         (["pub", "word", "1"], "KEY='word': no topic; give NODE/TOPIC"),
         (["pub", "a/*", "1"], "KEY='a/*'"),
         (["pub", "a/b", "1", "--rate", "0"], "--rate=0.0"),
@@ -446,6 +447,20 @@ def test_ctrl_c_while_a_router_is_looked_for():
             connection, _ = server.accept()  # and nothing is printed
             connection.close()
             assert end(process, signal.SIGINT) == ("", "", 0)
+
+
+def test_a_person_who_waits_for_a_topic_that_nobody_publishes_is_told_so():
+    terminal, inner = os.openpty()
+    words = [sys.executable, "-m", "neuraxis", "echo", "talker/chatter", "--mesh-name", f"silent-{os.getpid()}"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=inner) as process:
+        os.close(inner)
+        try:
+            line = os.read(terminal, 4096).decode()
+            assert line.startswith("neuraxis echo: no message on 'talker/chatter' so far. List what is published with:")
+        finally:
+            process.send_signal(signal.SIGINT)
+            os.close(terminal)
+        assert process.wait(END_S) == 0
 
 
 def test_a_closed_pipe_is_no_error(speaker):

@@ -1058,6 +1058,12 @@ def test_without_a_context_it_is_the_module(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(neuraxis.errors.NotInitialized, match="init_distributed"):
         DataParallel(plain_net())
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(neuraxis.errors.NotInitialized, match=r"group of torch\.distributed is not one"):
+            DataParallel(plain_net())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_flat_facade_has_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
 mesh cannot be reached; 2 for wrong usage."""
 
 _LINE_S = 1.0
+_HINT_S = 3.0  # without a message, until echo says so
 _LOOK_S = 0.25  # between two looks at the connection, while no message arrives
 _HEADINGS = ("Hz", "mean ms", "min ms", "max ms", "std ms", "B/s", "lost")
 _WIDTHS = (9, 8, 8, 8, 8, 7, 5)
@@ -142,7 +144,8 @@ Examples:
 In JSON arrays are lists, bytes are base64 and NaN is null; if a message
 cannot be decoded, "malformed" has the reason and "payload" the data (base64).
 For a topic of kind "state" or "event", the last earlier message is printed
-first. When the router or all nodes are lost meanwhile, a line on stderr says so.
+first. When the router or all nodes are lost meanwhile, a line on stderr says so;
+on a terminal also when no message arrives for three seconds.
 
 Exit codes: 0, also at Ctrl-C; 1 when no message arrived within --seconds or the
 mesh cannot be reached; 2 for wrong usage."""
@@ -184,10 +187,18 @@ def _echo(
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         printed = 0
         connection = ConnectionWatch("echo", node)
+        # On a terminal only: a program that reads stderr finds errors there and nothing else.
+        hint_at = time.monotonic() + _HINT_S if sys.stderr.isatty() else math.inf
         with Monitor(node, key, payloads=True, last=True) as listener:
             while printed < left and time.monotonic() < deadline:
                 connection.look()
                 message = listener.get(min(_LOOK_S, deadline - time.monotonic()))
+                if message is None and not printed and time.monotonic() >= hint_at:
+                    print(
+                        f"neuraxis echo: no message on {key!r} so far. List what is published with: neuraxis topics",
+                        file=sys.stderr,
+                    )
+                    hint_at = math.inf
                 if message is not None:
                     print(_data(message) if as_json else _line_echo(message, raw), flush=True)
                     printed += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from neuraxis.comm import Communicator, NonMember, current_context
@@ -37,9 +38,14 @@ def group_or_world(group: Communicator | None, component: str) -> Communicator |
     except NotInitialized:
         launch = detect_launch()
         if launch.world_size > 1:
+            advice = "Call init_distributed() first"
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                advice = (
+                    "The process group of torch.distributed is not one: call init_process_group of "
+                    "neuraxis.distributed instead, or stay with torch's DistributedDataParallel"
+                )
             raise NotInitialized(
-                f"{component}: this is one of {launch.world_size} processes and has no distributed context. "
-                "Call init_distributed() first"
+                f"{component}: this is one of {launch.world_size} processes and has no distributed context. {advice}"
             ) from None
         return None
 
