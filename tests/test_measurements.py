@@ -31,6 +31,13 @@ def test_the_readme_has_the_figures_of_the_files() -> None:
     cores = Measured(FOLDER / "brain-16-cores-scaling.json").cell("microcircuit", "16", "s for 1 s")
     gpu = Measured(FOLDER / "gpu-h200.json").cell("micro", "poisson, nothing recorded", "real-time factor")
     assert f"takes {cores} s on 16 cores and {float(gpu):.3f} s on one H200" in text
+    models = Measured(FOLDER / "models-1-core.json")
+    adex = models.cell("Models", "adex", "nest ratio").rstrip("x")
+    assert f"AdEx neurons run {adex} times as fast as in NEST" in text
+    cuba, coba, cobahh = (
+        models.cell("Networks", name, "brian2 ratio").rstrip("x") for name in ("cuba", "coba", "cobahh")
+    )
+    assert f"CUBA, COBA and COBAHH {cuba}, {coba} and {cobahh} times as fast as in Brian2's C++" in text
 
 
 def test_there_are_files() -> None:

@@ -105,6 +105,7 @@ def _notes(results: Results) -> list[str]:
 
 def _data(results: Results) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(results)
+    del data["plan"]["peers_python"]  # a path of this machine
     for found, entry in zip(data["entries"], results.entries, strict=True):
         if entry.samples:
             found["median"] = {"nanoseconds": entry.nanoseconds, "ratio": results.ratio(entry.case, entry.simulator)}
