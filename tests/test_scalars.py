@@ -202,8 +202,8 @@ def test_training_takes_numpy_scalars() -> None:
 def test_non_numbers_are_refused(wrong: Any) -> None:
     assert not is_number(wrong)
     assert not is_whole(wrong)
-    with pytest.raises((InvalidType, InvalidArgument)):
-        lif_exp(tau_m_ms=wrong)
+    with pytest.raises((InvalidType, InvalidArgument)):  # a list and an array are values of the neurons: one for three
+        Network().population("a", 3, lif_exp(tau_m_ms=wrong))
     with pytest.raises((InvalidType, InvalidArgument)):
         Network(dt_ms=wrong)
     with pytest.raises((InvalidType, InvalidArgument)):

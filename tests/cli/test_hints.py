@@ -20,7 +20,7 @@ DOCUMENTS = Path(__file__).parents[2] / "docs"
 SEARCHED = ("mesh", "rpc", "simulation", "brain", "sweep", "process", "cli", "errors.py")
 # Options of other programs, which some lines name.
 OTHERS = {
-    "cli/__init__.py": {"--install-completion"},
+    "cli/__init__.py": {"--install-completion"},  # a command
     "cli/doctor.py": {"--shm-size"},
     "cli/errors.py": {old for renamed in RENAMED.values() for old in renamed},
     "cli/launch.py": {"--epochs"},
@@ -36,7 +36,7 @@ def commands(of: App = app, *words: str) -> Iterator[tuple[tuple[str, ...], App]
     """All commands, by their words."""
     yield words, of
     for name in of:
-        if not name.startswith("-"):
+        if not name.startswith("-") or name == "--install-completion":
             yield from commands(of[name], *words, name)
 
 

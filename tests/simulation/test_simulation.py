@@ -78,7 +78,7 @@ def test_names_that_are_not_there(simulation: Simulation) -> None:
     ):
         with pytest.raises(InvalidArgument, match=r"'cell'.*cells"):
             call("cell")
-    with pytest.raises(InvalidArgument, match=r"no state 'v'; it has v_mv, i_syn_pa, refractory"):
+    with pytest.raises(InvalidArgument, match=r"no state 'v'; did you mean 'v_mv'\? there is 'v_mv', 'i_syn_pa'"):
         simulation.state("cells", "v")
     with pytest.raises(InvalidArgument, match=r"no projection 'a->b'; there are cells->cells"):
         simulation.synapses("a->b")

@@ -117,6 +117,11 @@ class RecoveringSubscriber:
         self._has_history = False
         self._send(None, f"{self._keys}/@adv/**", f"_max={history}")
 
+    @property
+    def key_expr(self) -> Any:
+        """The keys that the subscriber receives, as a subscriber of Zenoh has them."""
+        return self._keys
+
     def undeclare(self) -> None:
         self._ended = True
         self._woken.set()
