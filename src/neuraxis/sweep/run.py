@@ -240,6 +240,7 @@ def run_sweep(
     known = [None if fresh else folder.read(cell) for cell in cells]
     missing = [i for i, one in enumerate(known) if one is None or (retry_failed and "error" in one)]
     ran = 0
+    written: int | None = None
     interrupted = False
     with ProgressLine("sweeping", max(1, len(cells)), progress) as line:
         try:
@@ -253,6 +254,7 @@ def run_sweep(
                         folder.remove(cells)
                     for i, record in _results(cluster, cells, missing, job, no_workers_timeout):
                         folder.write(cells[i], record)
+                        written = i
                         known[i] = folder.read(cells[i])  # as a later run will read it
                         ran += 1
                         line.update(len(cells) - len(missing) + ran, _progress_text(known))
@@ -262,6 +264,8 @@ def run_sweep(
             raise type(error)(f"{_reason(error)}{kept if done else ''}") from error
         except KeyboardInterrupt:
             interrupted = True
+            if written is not None and known[written] is None:  # interrupted between writing and reading it
+                known[written] = folder.read(cells[written])
     return SweepRun(cells, known, ran, interrupted)
 
 
