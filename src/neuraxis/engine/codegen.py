@@ -59,7 +59,7 @@ _ADDRESS = types.int64
 _UPDATE = types.void(_ADDRESS, _ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.float32, types.int64)
 _POISSON = types.void(_ADDRESS, _ADDRESS, types.int64, _ADDRESS, types.int32)
 
-# What the engine gives to all neurons of a population.
+# Names that the engine gives to all neurons of a population.
 _FROM_ENGINE = {"current_pa": "current_pa", "step": "_i(step)", "t_ms": "t_ms"}
 
 # Random numbers of each kind, from the 32 bits of a draw.
