@@ -1,7 +1,9 @@
-"""The engine on a GPU: the cortical microcircuit by the published recipe, Brunel, hpc_benchmark, a million neurons.
+"""The engine on a GPU: the cortical microcircuit by the published recipe, Brunel, hpc_benchmark, a million neurons, and
+every model without synapses.
 
 python benchmarks/gpu.py                       all of it (some minutes on an H200)
-python benchmarks/gpu.py --what micro,energy   parts: micro, recording, energy, seeds, same, brunel, hpc, million
+python benchmarks/gpu.py --what micro,energy   parts: micro, recording, energy, seeds, same, brunel, hpc, million,
+                                               models
 python benchmarks/gpu.py --json gpu.json       keep the figures, in the form of `neuraxis bench ... --json`
 
 The recipe (Senk et al. 2026): full scale, 10 s of model time after 0.5 s that do not count, no recording for speed.
@@ -26,6 +28,8 @@ from cyclopts import App, Parameter
 
 from neuraxis.bench.harness import Report, Results, Table, machine_lines, record
 from neuraxis.bench.machine import machine_state
+from neuraxis.bench.models.catalogue import CASES, Case
+from neuraxis.bench.models.peers.ours import alone
 from neuraxis.network import Network
 from neuraxis.network.library import brunel, hpc_benchmark, microcircuit
 from neuraxis.simulation import Simulation
@@ -39,7 +43,7 @@ app = App(help=__doc__, help_format="plaintext", version_flags=[])
 @app.default
 def main(
     *,
-    what: str = "micro,recording,energy,seeds,same,brunel,hpc,million",
+    what: str = "micro,recording,energy,seeds,same,brunel,hpc,million,models",
     json_to: Annotated[Path | None, Parameter("--json")] = None,
     note: str = "",
 ) -> None:
@@ -214,6 +218,41 @@ def million() -> dict[str, Any]:
     }
 
 
+def models() -> dict[str, Any]:
+    """Measure 100,000 neurons of each built-in model, each with a current of its own, and how long compiling takes.
+
+    The time to compile is that by which the first of two simulations takes longer; it is small where the kernels are in
+    a file of an earlier run.
+    """
+    found = {}
+    for case in CASES:
+        seconds = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            with Simulation(driven(case, 1000), device="cuda", progress=False) as simulation:
+                simulation.run(1.0)
+            seconds.append(time.perf_counter() - begin)
+        network = driven(case, 100_000)
+        with Simulation(network, device="cuda", progress=False) as simulation:
+            simulation.run(10.0)
+            runs = [simulation.run(100.0) for _ in range(REPEATS)]
+        step_s = statistics.median(run.run_seconds for run in runs) / (100.0 / network.dt_ms)
+        found[case.name] = {
+            "µs per step of 100,000 neurons": round(step_s * 1e6, 2),
+            "ps for a neuron and step": round(step_s * 1e12 / network.neuron_count, 1),
+            "mean rate Hz": round(runs[0].spikes / network.neuron_count / 0.1, 2),
+            "compile s": round(seconds[0] - seconds[1], 2),
+        }
+    return found
+
+
+def driven(case: Case, neurons: int) -> Network:
+    current_pa = case.current_pa
+    return alone(
+        {"model": case.name, "parameters": case.parameters, "current_pa": current_pa, "neurons": neurons, "seed": 1}
+    )
+
+
 def bandwidth() -> float:
     """Bytes a second that the card's memory is read and written with, by a copy."""
     import cupy
@@ -284,6 +323,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "brunel": one_brunel,
     "hpc": one_hpc,
     "million": million,
+    "models": models,
 }
 
 if __name__ == "__main__":
