@@ -194,6 +194,48 @@ def test_states_and_rings_in_the_memory_of_the_card(monkeypatch: pytest.MonkeyPa
     assert not made.grid.shape.ring_in_shared
 
 
+def large(delay_ms: Uniform | float, seed: int) -> Network:
+    """Two populations with a drive and a current; more neurons than a thread of the twin handles at once."""
+    network = Network(dt_ms=0.1, seed=seed)
+    a = network.population("a", 900, lif_exp(), v_mv=Normal(-58.0, 5.0))
+    b = network.population("b", 300, lif_exp_two, v_mv=Normal(-58.0, 5.0))
+    for one, inputs, weight in ((a, 10, 87.8), (b, 5, -351.0)):
+        network.connect(one, a, FixedInDegree(inputs), weight=weight, delay_ms=delay_ms)
+        network.connect(one, b, FixedInDegree(inputs), weight=Normal(weight, 8.0), delay_ms=delay_ms)
+    network.poisson(a, 14000.0, 87.8)
+    network.poisson(b, 16000.0, 87.8)
+    network.current(b, 50.0, start_ms=2.0)
+    network.record(a, "spikes")
+    network.record(b, "v_mv", every_ms=0.7)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "slots"), [(1.5, 1), (Uniform(1.2, 1.8), 8), (0.1, 1), (Uniform(0.1, 3.0), 32)], ids=str
+)
+@pytest.mark.parametrize("listed", [4, 8192])
+def test_networks_with_more_neurons_than_registers_hold(
+    delay_ms: Uniform | float, slots: int, listed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "MOST_THREADS", 16)
+    monkeypatch.setattr(grid, "LIST", 16)
+    monkeypatch.setattr(grid, "LONGEST_LIST", listed)
+    made = assert_same(large(delay_ms, 1), [1, 30, 150], shared_bytes=ROOM)
+    shape = made.grid.shape
+    assert not shape.states_in_registers
+    assert shape.compact
+    assert shape.lookahead == (shape.lag == 0) == (made.grid.first_delay == 1)
+    assert (made.grid.slots, shape.one_slot) == (slots, slots == 1)
+    assert made.spike_counts.sum() > 100
+
+
+def test_neurons_of_a_few_synapses_have_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "FEW_SEGMENTS", 100)
+    made = assert_same(large(1.5, 2), [1, 30, 100], shared_bytes=ROOM, multiprocessors=12)
+    assert made.grid.shape.states_in_registers
+    assert made.grid.shape.compact
+
+
 @pytest.mark.parametrize("name", ["driven", "tiny_populations", "inputs_alone", "one_long_delay", "mixed_models"])
 def test_all_networks_for_longer(name: str) -> None:
     assert_same(getattr(networks, name)(1), [1, 5, 150, 400], shared_bytes=ROOM)

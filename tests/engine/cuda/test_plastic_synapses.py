@@ -109,7 +109,7 @@ def parts_of(network: Network, first: int = 0) -> list[NeuronPart]:
 
 
 def grid_of(network: Network, parts: list[NeuronPart], blocks: int) -> Grid:
-    made = lay_out(network, parts, 1, 0, 0, 0, TwinDevice(1), True, True)
+    made = lay_out(network, parts, 1, 0, 0, 0, TwinDevice(1), True, ())
     return replace(made, blocks=blocks, cells=-(-made.neurons // blocks))
 
 

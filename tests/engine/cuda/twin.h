@@ -125,6 +125,7 @@ inline void write_message(unsigned long long *at, unsigned long long low, unsign
 inline void read_message(const unsigned long long *at, unsigned long long &low, unsigned long long &high) { low = at[0]; high = at[1]; }
 inline unsigned read_fresh(const unsigned short *at) { return *at; }
 inline float read_fresh(const float *at) { return *at; }
+template <typename T> inline T read_only(const T *at) { return *at; }
 inline long long now_in_ticks() { return 0; }
 inline void after_message() {}
 inline void copy_async(void *to, const void *from) { memcpy(to, from, 16); }

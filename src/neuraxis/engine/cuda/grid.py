@@ -28,11 +28,14 @@ __all__ = ["Grid", "first_places", "lay_out"]
 MOST_THREADS = 1024
 USUAL_THREADS = 768
 MOST_PER_THREAD = 2  # neurons of a thread whose states stay in registers
+BATCH = 4  # neurons that a thread updates at once if their states are in global memory
 MOST_ROWS = 24  # of such a neuron
 NEURONS_OF_A_BLOCK = 64  # at least, in small networks
 MOST_CELLS = 0x7FFF
-LIST = 1024
+LIST, LONGEST_LIST = 1024, 8192
 PREFETCHED = 2
+FEW_SEGMENTS = 1 << 20  # of networks whose records stay in the L2 cache
+SPARSE = 3  # words of a record for each that is used
 CONTROL_BYTES = 256
 RECORD_SIZES, HEAD_BYTES = (64, 128, 256), 16
 LONGEST_AGE = 63
@@ -51,6 +54,7 @@ class Grid:
     message_slots: int
     shape: Shape
     shared_bytes: int
+    first_delay: int  # the shortest delay of a static synapse
 
     @property
     def places(self) -> int:
@@ -79,13 +83,13 @@ def first_places(parts: Sequence[NeuronPart]) -> dict[int, int]:
 
 def lay_out(
     network: Network, parts: list[NeuronPart], own_lag: int, constants: int, tables: int, outside: int, device: Device,
-    plastic: bool, alone: bool,
+    plastic: bool, other_lags: Sequence[int],
 ) -> Grid:  # fmt: skip
     """Choose the sizes for a shard.
 
     `own_lag` is the shortest delay between neurons of the shard in steps; `constants` and `tables` are the words of
     constants and Poisson tables in shared memory; `outside` is the number of neurons of other shards that project here;
-    `alone` is True if no spike of another shard arrives in the next step.
+    `other_lags` are the shortest delays from each of the other shards.
     """
     neurons = sum(part.part.n for part in parts)
     receptors = max((part.accumulators.rows for part in parts), default=1) or 1
@@ -107,12 +111,24 @@ def lay_out(
     per_thread = -(-cells // threads)
     registers = per_thread <= MOST_PER_THREAD and rows <= MOST_ROWS
 
-    longest = max([network.delay_bounds_steps(one)[1] for one in network.projections if not one.plasticity], default=1)
-    slots = max(2, 1 << max(0, longest - 1).bit_length())
+    # If spikes arrive in the very next step, the exchange between blocks is on the critical path. With lookahead spikes
+    # are published one step ahead; otherwise synapses that take effect at once are delivered first.
+    rate_inputs = max((len(model.rate_inputs) for model in models), default=0)
+    rates = rate_inputs > 0 or any(part.population.index in rate_sources(network) for part in parts)
+    alone = all(lag > 1 for lag in other_lags)
+    can_look = own_lag == 1 and alone and not rates
+    lookahead = can_look and all(has_lookahead(part.population.model, network.dt_ms) for part in parts)
+    urgent = (own_lag == 1 or not alone) and not lookahead
+    lag = 0 if lookahead else min(LONGEST_AGE, max(1, own_lag - 1))
+    static = [one for one in network.projections if not one.plasticity]
+    delays = [network.delay_bounds_steps(one) for one in static]
+    shortest, longest = min((low for low, _ in delays), default=1), max((high for _, high in delays), default=1)
+    # Spikes are delivered some steps after their emission, to a ring of the steps in which they can arrive then.
+    youngest = min([lag, *(max(1, other - 1) for other in other_lags)])
+    slots = 1 << max(0, longest - youngest - (0 if urgent else 1)).bit_length()
     accumulators = receptors * cells
     target_bits = max(1, (accumulators - 1).bit_length())
-    delay_bits = max(0, longest - 1).bit_length()
-    static = [one for one in network.projections if not one.plasticity]
+    delay_bits = (longest - shortest).bit_length()
     shifts = narrow_shifts(network)
     wide = target_bits + delay_bits > 16 or any(one.index not in shifts for one in static)
     if target_bits + delay_bits > 32 or slots * accumulators >= 2**31:
@@ -120,37 +136,42 @@ def lay_out(
             f"delays of up to {longest:,} steps onto {neurons:,} neurons do not fit a synapse on a GPU. Shorten them, "
             "or use device='cpu'."
         )
-    # If spikes arrive in the very next step, the exchange between blocks is on the critical path. With lookahead spikes
-    # are published one step ahead; otherwise synapses that take effect at once are delivered first.
-    rate_inputs = max((len(model.rate_inputs) for model in models), default=0)
-    rates = rate_inputs > 0 or any(part.population.index in rate_sources(network) for part in parts)
-    can_look = own_lag == 1 and alone and registers and not rates
-    lookahead = can_look and all(has_lookahead(part.population.model, network.dt_ms) for part in parts)
-    urgent = (own_lag == 1 or not alone) and not lookahead
-    lag = 0 if lookahead else min(LONGEST_AGE, max(1, own_lag - 1))
     modulators, rhythms = len(network.neuromodulators), len(network.rhythms)
     fixed = (
         16 * blocks + CONTROL_BYTES + 8 * LIST + 8 * (-(-(cells + 3) // 8) * 8) + _padded(-(-cells // 32) * 8)
-        + _padded(POPULATION.itemsize * len(parts)) + _padded(4 * tables) + _padded(4 * constants)
+        + _padded(POPULATION.itemsize * len(parts)) + 16 * len(parts) + _padded(4 * blocks) + _padded(4 * tables)
+        + _padded(4 * constants)
         + _padded(4 * modulators) + _padded(4 * (modulators + rhythms))
     )  # fmt: skip
     if plastic:
         fixed += 8 * LIST
     word_bytes = 8 if wide else 4
-    inline = _inlined(static, blocks, word_bytes) if registers or urgent else 0
+    usual = _usual_segment(static, blocks)
+    inline = _inlined(static, blocks, word_bytes)
+    many = blocks * (blocks * cells + outside) > FEW_SEGMENTS
+    compact = not urgent and (not registers or (many and SPARSE * usual < inline))
+    inline = 0 if compact else inline
     ring = 4 * slots * accumulators
     stages = PREFETCHED * (threads // device.warp) * (HEAD_BYTES + word_bytes * inline)
     ring_in_shared = fixed + ring <= device.shared_bytes
-    staged = registers and ring_in_shared and not urgent and fixed + ring + stages <= device.shared_bytes
+    staged = registers and ring_in_shared and not (urgent or compact) and fixed + ring + stages <= device.shared_bytes
     if fixed > device.shared_bytes:
         raise InvalidArgument(f"{len(network.populations):,} populations have too many constants for {device.name}")
+    fixed += (ring if ring_in_shared else 0) + (stages if staged else 0)
+    listed = LIST
+    while compact and listed < min(LONGEST_LIST, neurons) and fixed + 8 * listed <= device.shared_bytes:
+        fixed += 8 * listed
+        listed *= 2
+    lanes, at_once, words_at_once = _delivery(usual, device.warp) if compact else (_lanes(usual, device.warp), 1, 4)
     shape = Shape(
-        threads=threads, neurons_per_thread=per_thread, receptors=receptors, state_rows=rows, lag=lag,
+        threads=threads, neurons_per_thread=per_thread if registers else min(BATCH, per_thread), receptors=receptors,
+        state_rows=rows, lag=lag,
         urgent=urgent, lookahead=lookahead,
         random=any(bool(part.population.model.draws) for part in parts), wide=wide,
         target_bits=target_bits,
         inline=inline, prefetched=PREFETCHED if staged else 0,
-        segment_lanes=_lanes(static, blocks, device.warp),
+        compact=compact, shifted=not wide and any(shifts[one.index] for one in static), one_slot=slots == 1,
+        list=listed, segment_lanes=lanes, segments_at_once=at_once, words_at_once=words_at_once,
         ring_in_shared=ring_in_shared, states_in_registers=registers,
         counts_populations=bool(network.modulations), signals=bool(modulators or rhythms), plastic=plastic,
         pulses=bool(network.current_inputs), probes=any(one.what != "spikes" for one in network.probes),
@@ -167,7 +188,8 @@ def lay_out(
         slots,
         message_slots,
         shape,
-        fixed + (ring if ring_in_shared else 0) + (stages if staged else 0),
+        fixed,
+        shortest,
     )
 
 
@@ -182,14 +204,27 @@ def _inlined(static: Sequence[Projection], blocks: int, word_bytes: int) -> int:
     return (nbytes - HEAD_BYTES) // word_bytes
 
 
-def _lanes(static: Sequence[Projection], blocks: int, warp: int) -> int:
-    """Return a power of two of about half the synapses of a segment, at most a warp."""
+def _usual_segment(static: Sequence[Projection], blocks: int) -> float:
+    """Return the mean number of synapses of a source onto the neurons of a block."""
     sources = {one.pre.index: one.pre.n for one in static}
-    usual = sum(one.expected_synapses for one in static) / max(1, sum(sources.values())) / blocks
+    return sum(one.expected_synapses for one in static) / max(1, sum(sources.values())) / blocks
+
+
+def _lanes(usual: float, warp: int) -> int:
+    """Return a power of two of about half the synapses of a segment, at most a warp."""
     lanes = 1
     while 4 * lanes <= usual and lanes < warp:
         lanes *= 2
     return lanes
+
+
+def _delivery(usual: float, warp: int) -> tuple[int, int, int]:
+    """Return the lanes that deliver a segment, how many segments they deliver at once, and how many words of each."""
+    if usual < 3:
+        return 1, 4, 2
+    if usual < 16:
+        return min(4, warp), 4, 2
+    return min(8, warp), 2, 4
 
 
 def _padded(nbytes: int) -> int:

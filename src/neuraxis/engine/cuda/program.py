@@ -82,7 +82,13 @@ class Shape:
     target_bits: int
     inline: int
     prefetched: int  # segments that a warp prefetches before the neurons are updated
+    compact: bool  # static synapses have an index instead of records
+    shifted: bool  # some narrow weights are shifted
+    one_slot: bool  # the ring of arriving weights has one slot
+    list: int  # spikes of a step that are delivered from shared memory
     segment_lanes: int  # lanes per segment if there are many segments
+    segments_at_once: int  # that such lanes deliver
+    words_at_once: int  # of each of them
     ring_in_shared: bool
     states_in_registers: bool
     counts_populations: bool
@@ -111,7 +117,13 @@ class Shape:
             "TARGET_BITS": self.target_bits,
             "INLINE": self.inline,
             "PREFETCHED": self.prefetched,
+            "COMPACT": int(self.compact),
+            "SHIFTED": int(self.shifted),
+            "ONE_SLOT": int(self.one_slot),
+            "LIST": self.list,
             "SEGMENT_LANES": self.segment_lanes,
+            "SEGMENTS_AT_ONCE": self.segments_at_once,
+            "WORDS_AT_ONCE": self.words_at_once,
             "RING_IN_SHARED": int(self.ring_in_shared),
             "STATES_IN_REGISTERS": int(self.states_in_registers),
             "COUNTS_POPULATIONS": int(self.counts_populations),

@@ -175,10 +175,10 @@ class CudaShard(Shard):
         self._tables = PoissonTables(network, parts)
         outside = Outside.of(network, self.slices)
         plastic = any(one.plasticity for one in network.projections)
-        alone = bool((np.delete(self.spike_buffers.lags[self.me], self.me) > 1).all())
+        other_lags = [int(lag) for lag in np.delete(self.spike_buffers.lags[self.me], self.me)]
         self.grid = lay_out(
             network, parts, self._lag, sum(self._lengths), len(self._tables.words), outside.rows,
-            self._device, plastic, alone,
+            self._device, plastic, other_lags,
         )  # fmt: skip
         outside = Outside({p: first + self.grid.places for p, first in outside.first.items()}, outside.rows)
         self._outside = outside
@@ -296,7 +296,9 @@ class CudaShard(Shard):
         self._recent = device.empty(8 * blocks * recent_room)
         numbers = {
             "blocks": blocks, "cells": grid.cells, "slots": grid.slots, "accumulators": grid.accumulators,
-            "rows": self.synapses.rows, "records": self.synapses.records.address, "words": self.synapses.starts.address,
+            "rows": self.synapses.rows, "records": self.synapses.records.address, "index": self.synapses.index.address,
+            "shifts": self.synapses.shifts.address, "words": self.synapses.starts.address,
+            "first_delay": grid.first_delay,
             "message_mask": message_slots - 1, "populations": len(network.populations), "count_slots": slots,
             "record_room": record_room if recorded.any() else UNLIMITED, "recent_room": recent_room,
             "constant_words": sum(self._lengths), "modulators": modulators, "rhythm_count": rhythms,

@@ -62,6 +62,8 @@ class Outside:
 @dataclass(frozen=True)
 class StaticSynapses:
     records: Memory
+    index: Memory  # instead of records, if the shape is compact
+    shifts: Memory  # of each row
     words: Memory
     starts: Memory  # addresses of the words of each block
     rows: int
@@ -75,7 +77,8 @@ def draw_synapses(
 ) -> StaticSynapses:  # fmt: skip
     """Draw the synapses of all static projections onto these neurons."""
     rows = grid.places + outside.rows
-    record_bytes = HEAD_BYTES + grid.shape.inline * (8 if grid.shape.wide else 4)
+    compact = grid.shape.compact
+    record_bytes = 0 if compact else HEAD_BYTES + grid.shape.inline * (8 if grid.shape.wide else 4)
     jobs = Jobs(network, parts, grid, device, program)
     tally = DeviceBuildTally(network, found, device)
     layout = _Layout(network, parts, grid, outside)
@@ -88,14 +91,16 @@ def draw_synapses(
         jobs.add(projection, part, layout.fields(projection, part) | tally.fields(projection, part.part))
         expected.append(round(projection.expected_synapses * part.part.n / projection.post.n))
     jobs.draw_in_degrees()
-    counts = device.zeros(8 * grid.blocks * rows)
+    counts = device.zeros(0 if compact else 8 * grid.blocks * rows)
+    index = device.zeros(4 * grid.blocks * (rows + 1) if compact else 0)
     records = device.empty(record_bytes * grid.blocks * rows)
     totals = device.zeros(8 * grid.blocks)
     counted = device.zeros(8)
     shift_of_row = device.put(layout.shift_of_row(rows))
     common = {
         "segment_counts": counts.address, "records": records.address, "totals": totals.address, "rows": rows,
-        "synapses": counted.address, "shift_of_row": shift_of_row.address,
+        "synapses": counted.address, "shift_of_row": shift_of_row.address, "index": index.address,
+        "first_delay": grid.first_delay,
     }  # fmt: skip
     described = jobs.describe(common)
     for job in described[: len(expected)]:
@@ -117,7 +122,8 @@ def draw_synapses(
     device.synchronize()
     tally.take()
     drawn = int(device.read(counted, np.int64, 1)[0])
-    return StaticSynapses(records, words, starts, rows, drawn, records.nbytes + words.nbytes)
+    nbytes = records.nbytes + index.nbytes + words.nbytes
+    return StaticSynapses(records, index, shift_of_row, words, starts, rows, drawn, nbytes)
 
 
 class _Layout:

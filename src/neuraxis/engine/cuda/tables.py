@@ -71,7 +71,10 @@ LAYOUT: Final = np.dtype(
         ("accumulators", _NUMBER),  # of a block, for one step
         ("rows", _NUMBER),  # sources: neurons of this shard, then those of others
         ("records", _pointer("const Record")),  # [blocks, rows]
+        ("index", _pointer("const u32")),  # [blocks, rows + 1] instead of records (COMPACT): starts of segments
+        ("shifts", _pointer("const u8")),  # [rows]
         ("words", _pointer("const Word *const")),  # [blocks]: words that do not fit the records
+        ("first_delay", _NUMBER),  # the shortest one of a static synapse
         # Spikes between the blocks, and from other shards.
         ("messages", _pointer("u64")),  # [message slots, blocks, 2]
         ("long_messages", _pointer("u16")),  # [message slots, blocks, cells]
@@ -279,6 +282,7 @@ JOB: Final = np.dtype(
         ("words", _pointer("Word *const")),
         ("totals", _pointer("u64")),  # [blocks]
         ("synapses", _pointer("u64")),
+        ("first_delay", _NUMBER),
         ("shift_of_row", _pointer("const u8")),
         # Plastic synapses.
         ("index", _pointer("u32")),

@@ -6,7 +6,7 @@
 
 #define WARPS (THREADS / WARP)
 #define ROW_BITS 26
-#define LIST 1024
+#define ARRIVING 1024
 #define OWN_ROOM(cells) (((cells) + 3 + 7) / 8 * 8)
 
 __constant__ Layout layout;
@@ -28,6 +28,13 @@ struct Control {  // scalars that the threads of a block share
     Ticks ticks;
 };
 
+// What a thread needs to know about a population to update its neurons (neurons.cuh).
+struct alignas(16) Brief {
+    u32 traits;
+    int table, weight;
+    int unused;
+};
+
 // Addresses in shared memory; constant while the kernel runs.
 struct Block {
     Control *control;
@@ -36,11 +43,13 @@ struct Block {
     u16 *own;                 // see own_spikes
     u32 *forced;              // [2][cells / 32]
     const Population *populations;  // [parts]
+    Brief *briefs;            // [parts]
+    int *places;              // [blocks]: of the spikes of each message in the list
     const u32 *tables;        // of Poisson inputs
     float *constants;
     float *levels;
     float *signals;
-    u64 *arriving;            // [LIST]: table, delay class and source of spikes that arrive at plastic synapses
+    u64 *arriving;            // [ARRIVING]: table, delay class and source of spikes that arrive at plastic synapses
     Record *stages;           // [WARPS][PREFETCHED]: records being prefetched
     int *ring;
 };
@@ -63,6 +72,10 @@ __device__ inline Block block_in(char *room)
     room += ALIGNED((cells + 31) / 32 * 8);
     here.populations = (const Population *)room;
     room += ALIGNED((i64)sizeof(Population) * layout.parts);
+    here.briefs = (Brief *)room;
+    room += sizeof(Brief) * layout.parts;
+    here.places = (int *)room;
+    room += ALIGNED(4 * layout.blocks);
     here.tables = (const u32 *)room;
     room += ALIGNED(4 * layout.poisson_words);
     here.constants = (float *)room;
@@ -72,7 +85,7 @@ __device__ inline Block block_in(char *room)
     here.signals = (float *)room;
     room += ALIGNED(4 * (layout.modulators + layout.rhythm_count));
     here.arriving = (u64 *)room;
-    room += PLASTIC ? 8 * LIST : 0;
+    room += PLASTIC ? 8 * ARRIVING : 0;
     here.stages = (Record *)room;
     room += PREFETCHED * WARPS * sizeof(Record);
 #if RING_IN_SHARED

@@ -17,7 +17,8 @@ __device__ inline void count_rounding(const Job *job, const Inputs &inputs, doub
         atomicAdd(job->load + inputs.local, job->most ? job->most : (u64)fabs(rounded) << job->shift);
 }
 
-// One warp per target.
+// One warp per target. With COMPACT, the number of synapses of segment s is counted in index[s + 1], which holds its start
+// before they are stored, and its end, the start of the next one, afterwards.
 extern "C" __global__ void scan_projection(const Job *job)
 {
     i64 warps = (i64)gridDim.x * blockDim.x / WARP, lane = threadIdx.x % WARP;
@@ -39,8 +40,12 @@ extern "C" __global__ void scan_projection(const Job *job)
                 row = q % blocks * cells + q / blocks;
             } else
                 row = job->pre_outside + source;
+#if COMPACT
+            u32 at = atomicAdd(job->index + block * (rows + 1) + row + 1, 1u);
+#else
             u64 *mine = counts + block * rows + row;
             u64 before = atomicAdd(mine, urgent ? (u64)1 << 32 : (u64)1);
+#endif
             if (!storing)
                 continue;
             double scaled = drawn_weight(job, inputs, j, source) * inverse_lsb;
@@ -50,7 +55,8 @@ extern "C" __global__ void scan_projection(const Job *job)
 #if WIDE
             fixed = (int)((u32)fixed << job->shift);
 #endif
-            Word word = packed(fixed, (u32)(job->receptor * cells + cell), (u32)steps);
+            Word word = packed(fixed, (u32)(job->receptor * cells + cell), (u32)(steps - job->first_delay));
+#if !COMPACT
             Record *record = job->records + (block * rows + row);
             u32 at = urgent ? (u32)(before >> 32) : record->head.urgent + (u32)before;
 #if INLINE
@@ -60,7 +66,9 @@ extern "C" __global__ void scan_projection(const Job *job)
             }
             at -= INLINE;
 #endif
-            job->words[block][record->head.start + at] = word;
+            at += record->head.start;
+#endif
+            job->words[block][at] = word;
         }
     }
     if (!storing && clipped)
@@ -71,9 +79,18 @@ extern "C" __global__ void scan_projection(const Job *job)
 extern "C" __global__ void __launch_bounds__(1024) place_segments(const Job *job)
 {
     SHARED_ROOM(room);
-    i64 rows = job->rows, share = (rows + blockDim.x - 1) / blockDim.x;
+    i64 rows = job->rows;
+#if COMPACT
+    u32 *index = job->index + (i64)blockIdx.x * (rows + 1);
+    u64 words = index_segments((u64 *)room, index, rows);
+    if (threadIdx.x == 0) {
+        job->totals[blockIdx.x] = words;
+        atomicAdd(job->synapses, words);
+    }
+#else
     const u64 *counts = job->segment_counts + (i64)blockIdx.x * rows;
     Record *records = job->records + (i64)blockIdx.x * rows;
+    i64 share = (rows + blockDim.x - 1) / blockDim.x;
     i64 first = threadIdx.x * share, last = min_of<i64>(first + share, rows);
     u64 sum = 0, all = 0;
     for (i64 row = first; row < last; row++) {
@@ -91,4 +108,5 @@ extern "C" __global__ void __launch_bounds__(1024) place_segments(const Job *job
         records[row].head = Head{(u32)size, shift, (u32)start, (u32)(counts[row] >> 32)};
         start += size > INLINE ? size - INLINE : 0;
     }
+#endif
 }

@@ -37,20 +37,9 @@ extern "C" __global__ void count_plastic(const Job *job)
 extern "C" __global__ void __launch_bounds__(1024) index_plastic(const Job *job)
 {
     SHARED_ROOM(room);
-    i64 segments = job->segments, share = (segments + blockDim.x - 1) / blockDim.x;
-    u32 *index = index_of_block(job, blockIdx.x) + 1;
-    i64 first = threadIdx.x * share, last = min_of<i64>(first + share, segments);
-    u64 sum = 0;
-    for (i64 s = first; s < last; s++)
-        sum += index[s];
-    u64 all, start = sum_before((u64 *)room, sum, all);
+    u64 all = index_segments((u64 *)room, index_of_block(job, blockIdx.x), job->segments);
     if (threadIdx.x == 0)
         job->totals[blockIdx.x] = all;
-    for (i64 s = first; s < last; s++) {
-        u32 size = index[s];
-        index[s] = (u32)start;
-        start += size;
-    }
 }
 
 // Store each synapse; segment s then ends at index[s + 1]. One thread block per block of the grid.

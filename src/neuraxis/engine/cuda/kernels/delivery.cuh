@@ -1,20 +1,100 @@
 // Delivery of spikes into the ring buffer of the block that owns the targets.
 
-__device__ inline void deliver_synapse(int *ring, Word word, u32 shift, u32 emitted)
+__device__ inline u32 delay_of(Word word) { return (u32)layout.first_delay + later_of(word); }
+
+__device__ inline int weight_of(Word word, u32 shift)
 {
 #if WIDE
-    int weight = (int)(word >> 32);
+    return (int)(word >> 32);
 #else
-    int weight = ((int)word >> 16) << shift;
+    return ((int)word >> 16) << shift;
 #endif
-    u32 slot = (emitted + delay_of(word)) & ((u32)layout.slots - 1);
-    atomicAdd(ring + slot * (u32)layout.accumulators + target_of(word), weight);
 }
 
-__device__ inline const Record *record_of(u32 entry)
+__device__ inline void deliver_synapse(int *ring, Word word, u32 shift, u32 emitted)
 {
-    return layout.records + ((i64)blockIdx.x * layout.rows + (entry & ((1u << ROW_BITS) - 1)));
+    u32 slot = ONE_SLOT ? 0 : ((emitted + delay_of(word)) & ((u32)layout.slots - 1)) * (u32)layout.accumulators;
+    atomicAdd(ring + slot + target_of(word), weight_of(word, shift));
 }
+
+__device__ inline u32 row_of(u32 entry) { return entry & ((1u << ROW_BITS) - 1); }
+
+#if COMPACT
+struct Span {  // a segment, as places among the words of the block
+    u32 first, end, shift;
+};
+
+__device__ inline Span span_of(u32 row)
+{
+    const u32 *index = layout.index + (i64)blockIdx.x * (layout.rows + 1) + row;
+    return Span{read_only(index), read_only(index + 1), SHIFTED ? (u32)read_only(layout.shifts + row) : 0};
+}
+
+// Deliver the words of a segment from place `first` on with SEGMENT_LANES lanes.
+__device__ inline void deliver_span(int *ring, const Word *words, u32 first, Span span, u32 emitted)
+{
+    for (u32 k = first; k < span.end; k += WORDS_AT_ONCE * SEGMENT_LANES) {
+        Word some[WORDS_AT_ONCE];
+#pragma unroll
+        for (u32 w = 0; w < WORDS_AT_ONCE; w++)
+            some[w] = k + w * SEGMENT_LANES < span.end ? read_only(words + k + w * SEGMENT_LANES) : 0;
+#pragma unroll
+        for (u32 w = 0; w < WORDS_AT_ONCE; w++)
+            if (k + w * SEGMENT_LANES < span.end)
+                deliver_synapse(ring, some[w], span.shift, emitted);
+    }
+}
+
+// Deliver a segment with SEGMENT_LANES lanes.
+__device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
+{
+    Span span = span_of(row_of(entry));
+    deliver_span(ring, layout.words[blockIdx.x], span.first + threadIdx.x % SEGMENT_LANES, span, emitted);
+    return span.end - span.first;
+}
+
+// Deliver the spikes of a list. SEGMENT_LANES lanes handle some of their segments at once, so that many loads are in flight.
+__device__ inline u64 deliver_listed(int *ring, const u32 *list, u32 n, int t)
+{
+    const u32 lane = threadIdx.x % SEGMENT_LANES, groups = THREADS / SEGMENT_LANES;
+    const Word *words = layout.words[blockIdx.x];
+    u64 events = 0;
+    for (u32 i = threadIdx.x / SEGMENT_LANES; i < n; i += SEGMENTS_AT_ONCE * groups) {
+        Span spans[SEGMENTS_AT_ONCE];
+        u32 emitted[SEGMENTS_AT_ONCE];
+        Word some[SEGMENTS_AT_ONCE][WORDS_AT_ONCE];
+#pragma unroll
+        for (u32 s = 0; s < SEGMENTS_AT_ONCE; s++) {
+            spans[s] = Span{0, 0, 0};
+            emitted[s] = 0;
+            if (i + s * groups < n) {
+                u32 entry = list[i + s * groups];
+                spans[s] = span_of(row_of(entry));
+                emitted[s] = (u32)t - (entry >> ROW_BITS);
+            }
+        }
+#pragma unroll
+        for (u32 s = 0; s < SEGMENTS_AT_ONCE; s++)
+#pragma unroll
+            for (u32 w = 0; w < WORDS_AT_ONCE; w++) {
+                u32 k = spans[s].first + lane + w * SEGMENT_LANES;
+                some[s][w] = k < spans[s].end ? read_only(words + k) : 0;
+            }
+#pragma unroll
+        for (u32 s = 0; s < SEGMENTS_AT_ONCE; s++) {
+            u32 k = spans[s].first + lane;
+            events += lane == 0 ? spans[s].end - spans[s].first : 0;
+#pragma unroll
+            for (u32 w = 0; w < WORDS_AT_ONCE; w++)
+                if (k + w * SEGMENT_LANES < spans[s].end)
+                    deliver_synapse(ring, some[s][w], spans[s].shift, emitted[s]);
+            deliver_span(ring, words, k + WORDS_AT_ONCE * SEGMENT_LANES, spans[s], emitted[s]);
+        }
+    }
+    return events;
+}
+#else
+__device__ inline const Record *record_of(u32 row) { return layout.records + ((i64)blockIdx.x * layout.rows + row); }
 
 __device__ inline const Word *words_of(Head head) { return layout.words[blockIdx.x] + head.start; }
 
@@ -40,7 +120,7 @@ __device__ inline void deliver(int *ring, const Record *record, Head head, u32 f
 // Deliver a segment with SEGMENT_LANES lanes, so that a warp handles several short segments at once.
 __device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
 {
-    const Record *record = record_of(entry);
+    const Record *record = record_of(row_of(entry));
     Head head = record->head;
     const Word *words = words_of(head);
 #pragma unroll 4
@@ -53,7 +133,7 @@ __device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
 // Deliver the synapses that take effect in step t itself.
 __device__ inline void deliver_urgent(int *ring, u32 entry, int t)
 {
-    const Record *record = record_of(entry);
+    const Record *record = record_of(row_of(entry));
     u32 lane = threadIdx.x % WARP;
     const u32 first = INLINE < WARP ? INLINE : WARP;
     Word word = record->words[lane < first ? lane : 0];  // loaded together with the head
@@ -68,7 +148,7 @@ __device__ inline void deliver_urgent(int *ring, u32 entry, int t)
 
 __device__ inline u32 deliver_rest(int *ring, u32 entry, int t)
 {
-    const Record *record = record_of(entry);
+    const Record *record = record_of(row_of(entry));
     Head head = record->head;
     deliver(ring, record, head, URGENT ? head.urgent : 0, head.size, (u32)t - (entry >> ROW_BITS));
     return head.size;
@@ -79,7 +159,7 @@ __device__ inline u32 deliver_rest(int *ring, u32 entry, int t)
 // wait for a load into registers much too early.)
 __device__ inline void prefetch_record(Record *stage, u32 entry)
 {
-    const char *from = (const char *)record_of(entry);
+    const char *from = (const char *)record_of(row_of(entry));
     for (u32 i = threadIdx.x % WARP; i < sizeof(Record) / 16; i += WARP)
         copy_async((char *)stage + 16 * i, from + 16 * i);
 }
@@ -91,7 +171,8 @@ __device__ inline u32 deliver_prefetched(int *ring, const Record *stage, u32 ent
     for (u32 k = threadIdx.x % WARP; k < inlined; k += WARP)
         deliver_synapse(ring, stage->words[k], head.shift, emitted);
     if (head.size > INLINE)
-        deliver(ring, record_of(entry), head, INLINE, head.size, emitted);
+        deliver(ring, record_of(row_of(entry)), head, INLINE, head.size, emitted);
     return head.size;
 }
+#endif
 #endif

@@ -196,6 +196,23 @@ __device__ inline u64 sum_before(u64 *sums, u64 mine, u64 &all)
     return sums[threadIdx.x];
 }
 
+// Turn the numbers of synapses in index[s + 1] into the starts of the segments; returns their sum. One thread block.
+__device__ inline u64 index_segments(u64 *sums, u32 *index, i64 segments)
+{
+    i64 share = (segments + blockDim.x - 1) / blockDim.x;
+    i64 first = threadIdx.x * share, last = min_of<i64>(first + share, segments);
+    u64 sum = 0;
+    for (i64 s = first; s < last; s++)
+        sum += index[s + 1];
+    u64 all, start = sum_before(sums, sum, all);
+    for (i64 s = first; s < last; s++) {
+        u32 size = index[s + 1];
+        index[s + 1] = (u32)start;
+        start += size;
+    }
+    return all;
+}
+
 // The in-degrees of a fixed total number of synapses: one level of the tree of engine/encoding.py for some projections, one
 // warp per node. The count of the left half replaces the count of the node.
 extern "C" __global__ void split_nodes(const TreeLevel *job)

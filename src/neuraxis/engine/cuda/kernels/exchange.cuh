@@ -29,12 +29,19 @@ __device__ inline void count_collected(u32 row, int step)
 #endif
 }
 
+#define LISTING_LANES (WARP < 8 ? WARP : 8)  // that list the spikes of a message
+#define IDS_AT_ONCE 4
+
 // Add the spikes of a message to the list.
 __device__ inline void list_spikes(const Block &here, u64 low, u64 high, u32 count, int t, u32 other)
 {
     if (count > SHORT_MESSAGE)
         after_message();
     int turn = t & 1, at = atomicAdd(here.control->collected + turn, (int)count);
+#if COMPACT
+    here.places[other] = at;  // there may be many: several lanes list them later
+    return;
+#endif
 #pragma unroll 1
     for (u32 k = 0; k < count; k++) {
         u32 row = other * (u32)layout.cells + id_at(low, high, count, k, t - LAG, other);
@@ -43,6 +50,34 @@ __device__ inline void list_spikes(const Block &here, u64 low, u64 high, u32 cou
             here.list[turn * LIST + at + k] = row | (u32)LAG << ROW_BITS;
     }
 }
+
+#if COMPACT
+// List the spikes of all messages of step t, several lanes for each.
+__device__ inline void list_collected(const Block &here, int t)
+{
+    const u32 lane = threadIdx.x % LISTING_LANES;
+    u32 *list = here.list + (t & 1) * LIST;
+    for (u32 other = threadIdx.x / LISTING_LANES; other < (u32)layout.blocks; other += THREADS / LISTING_LANES) {
+        u64 low = here.messages[2 * other], high = here.messages[2 * other + 1];
+        u32 count = (u32)(low >> 32) & (STOP_FLAG - 1), first = other * (u32)layout.cells;
+        for (u32 k = lane; k < count; k += IDS_AT_ONCE * LISTING_LANES) {
+            u32 ids[IDS_AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < IDS_AT_ONCE; i++)
+                ids[i] = k + i * LISTING_LANES < count ? id_at(low, high, count, k + i * LISTING_LANES, t - LAG, other) : 0;
+#pragma unroll
+            for (u32 i = 0; i < IDS_AT_ONCE; i++) {
+                u32 at = here.places[other] + k + i * LISTING_LANES;
+                if (k + i * LISTING_LANES >= count)
+                    break;
+                count_collected(first + ids[i], t - LAG);
+                if (at < LIST)
+                    list[at] = (first + ids[i]) | (u32)LAG << ROW_BITS;
+            }
+        }
+    }
+}
+#endif
 
 // Wait for the messages that step t needs, and list their spikes.
 __device__ inline void collect(const Block &here, int t, int after)

@@ -1,6 +1,6 @@
 // Neurons: Poisson input, update, and recording of spikes.
 
-// What a thread needs to know about a neuron's population in every step, packed into one word.
+// What a thread needs to know about a neuron's population in every step, packed into one word of its Brief.
 #define TRAIT_CONSTANTS(traits) ((traits) & 0xFFFFu)  // in fours
 #define TRAIT_MODEL(traits) ((traits) >> 16 & 0x7Fu)
 #define TRAIT_RECEPTORS(traits) ((traits) >> 23 & 0x3Fu)
@@ -32,6 +32,17 @@ __device__ inline int poisson_table_of(const Population *population, int after, 
     const PoissonInput *given = layout.poisson_inputs + first;
     bool always = given->start < after + 1 && until <= given->stop;
     return population->poisson_end - first == 1 && always ? (int)given->table_place : SLOW_POISSON;
+}
+
+// Fill the briefs for a launch.
+__device__ inline void brief(const Block &here, int after, int until)
+{
+    for (u32 i = threadIdx.x; i < (u32)layout.parts; i += THREADS) {
+        const Population *population = here.populations + i;
+        int table = poisson_table_of(population, after, until);
+        int weight = table >= 0 ? (int)layout.poisson_inputs[population->poisson_first].weight : 0;
+        here.briefs[i] = Brief{traits_of(population), table, weight, 0};
+    }
 }
 
 // The number of thresholds that a draw exceeds. The first 256 bytes give a lower bound by the first 8 bits of the draw.
@@ -209,9 +220,7 @@ __device__ inline void record_spikes(const Block &here, int t)
     for (int i = threadIdx.x % WARP; i < control->own[t & 3]; i += WARP) {
         u32 cell = own_spikes(here, t)[i];
         i64 global_cell = (i64)blockIdx.x * layout.cells + cell, q = (i64)cell * layout.blocks + blockIdx.x;
-        int part = 0;
-        while (part + 1 < parts && q >= here.populations[part + 1].first_place)
-            part++;
+        int part = layout.population_of_cell[global_cell];
         const Population *population = here.populations + part;
         u64 entry = (u64)t << 32 | (u32)(q - population->first_place + population->first_id);
         atomicAdd(layout.spike_counts + global_cell, 1);

@@ -239,19 +239,19 @@ COLD u64 deliver_plastic(int t)
             if (step >= 1)
                 for_each_spike(row, step, pair % origins, [&](u32 source) {
                     int at = atomicAdd(&control->arriving, 1);
-                    if (at < LIST)
+                    if (at < ARRIVING)
                         here.arriving[at] = (u64)i << 48 | (u64)c << 32 | source;
                 });
         }
     }
     __syncthreads();
     int arriving = control->arriving;
-    for (int i = (int)warp; i < arriving && arriving <= LIST; i += WARPS) {
+    for (int i = (int)warp; i < arriving && arriving <= ARRIVING; i += WARPS) {
         u64 one = here.arriving[i];
         u32 size = deliver_plastic_segment((i64)(one >> 48), (u32)one, (u32)(one >> 32) & 0xFFFF, t);
         events += threadIdx.x % WARP == 0 ? size : 0;
     }
-    if (arriving > LIST) {  // the list has overflowed: every warp goes through all spikes and takes its share
+    if (arriving > ARRIVING) {  // the list has overflowed: every warp goes through all spikes and takes its share
         u32 taken = 0;
         for (i64 i = 0; i < layout.plastic_count; i++) {
             const PlasticTable *row = layout.plastic_tables + i;

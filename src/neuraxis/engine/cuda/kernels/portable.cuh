@@ -48,6 +48,9 @@ __device__ inline float read_fresh(const float *at)
     return value;
 }
 
+// Read what no kernel of the launch writes, so that loads can be in flight across other accesses.
+template <typename T> __device__ inline T read_only(const T *at) { return __ldg(at); }
+
 // Copy 16 bytes from global to shared memory asynchronously; complete after `wait_for_copies`.
 __device__ inline void copy_async(void *to, const void *from)
 {

@@ -32,8 +32,9 @@ __device__ inline void store(const u32 *state, i64 global_cell)
         layout.states[r * layout.blocks * layout.cells + global_cell] = state[r];
 }
 
-#if STATES_IN_REGISTERS
 // A neuron in the registers of its thread: its states, the Poisson input of its next step, and the random stream after it.
+// If the states of all neurons fit (STATES_IN_REGISTERS) they stay there; otherwise a thread loads, updates and stores
+// NEURONS_PER_THREAD neurons at a time.
 struct Neuron {
     u32 traits;
     int table, weight;
@@ -44,7 +45,7 @@ struct Neuron {
 };
 
 #define FOR_EACH_NEURON _Pragma("unroll") for (int e = 0; e < NEURONS_PER_THREAD; e++) if (neurons[e].traits)
-#define CELL (threadIdx.x + e * THREADS)
+#define CELL (first + threadIdx.x + e * THREADS)
 
 // Draw the Poisson input of step t, which does not depend on messages.
 __device__ inline void draw_ahead(const Block &here, int t, u32 cell, Neuron &neuron)
@@ -71,20 +72,32 @@ __device__ inline void draw_ahead(const Block &here, int t, u32 cell, Neuron &ne
             neuron.added[r] = amount;
 }
 
-// Load a neuron at the start of a launch.
-__device__ inline void load_neuron(const Block &here, u32 cell, Neuron &neuron, int after, int until)
+// Load the neurons of a thread; those that do not exist have no traits. All loads are independent of each other.
+__device__ inline void load_neurons(const Block &here, u32 first, Neuron (&neurons)[NEURONS_PER_THREAD], int after)
 {
-    neuron.traits = 0;
-    i64 global_cell = (i64)blockIdx.x * layout.cells + cell;
-    if (cell >= (u32)layout.cells || layout.population_of_cell[global_cell] < 0)
-        return;
-    const Population *population = population_of(here, cell);
-    neuron.traits = traits_of(population);
-    neuron.table = poisson_table_of(population, after, until);
-    neuron.current = PULSES && (neuron.traits & TRAIT_PULSES) ? sum_of_pulses(cell, after + 1) : 0.0f;
-    if (neuron.table >= 0)
-        neuron.weight = (int)layout.poisson_inputs[population->poisson_first].weight;
-    load(neuron.state, global_cell);
+    const u32 cells = (u32)layout.cells;
+    const i64 mine = (i64)blockIdx.x * cells;
+    int parts[NEURONS_PER_THREAD];
+#pragma unroll
+    for (int e = 0; e < NEURONS_PER_THREAD; e++)
+        parts[e] = read_only(layout.population_of_cell + mine + min_of<u32>(CELL, cells - 1));
+#pragma unroll
+    for (int e = 0; e < NEURONS_PER_THREAD; e++)
+        load(neurons[e].state, mine + min_of<u32>(CELL, cells - 1));
+#pragma unroll
+    for (int e = 0; e < NEURONS_PER_THREAD; e++) {
+        bool there = CELL < cells && parts[e] >= 0;
+        Brief brief = there ? here.briefs[parts[e]] : Brief{};
+        neurons[e].traits = brief.traits;
+        neurons[e].table = brief.table;
+        neurons[e].weight = brief.weight;
+        neurons[e].current = PULSES && (brief.traits & TRAIT_PULSES) ? sum_of_pulses(CELL, after + 1) : 0.0f;
+    }
+}
+
+__device__ inline void store_neurons(u32 first, const Neuron (&neurons)[NEURONS_PER_THREAD])
+{
+    FOR_EACH_NEURON store(neurons[e].state, (i64)blockIdx.x * layout.cells + CELL);
 }
 
 __device__ inline bool step_neuron(const Block &here, int t, u32 cell, Neuron &neuron)
@@ -111,6 +124,32 @@ __device__ inline void look_ahead(const Block &here, int t, u32 cell, Neuron &ne
         list_own(here, t, cell);
 }
 #endif
+
+// Advance the neurons of a thread by step t, and list those that spike; `due`: samples of their states are taken.
+__device__ inline void step_neurons(const Block &here, int t, u32 first, Neuron (&neurons)[NEURONS_PER_THREAD], bool due, bool goes_on, u64 &hashed)
+{
+    FOR_EACH_NEURON
+    {
+        bool spikes = step_neuron(here, t, CELL, neurons[e]);
+#if RATES
+        hashed += transmit(t, CELL, neurons[e].traits, neurons[e].state);
+#endif
+        if (due || !STATES_IN_REGISTERS)
+            store(neurons[e].state, (i64)blockIdx.x * layout.cells + CELL);
+#if LOOKAHEAD
+        if (goes_on)
+            look_ahead(here, t + 1, CELL, neurons[e]);
+#else
+        if (spikes || is_forced(here, t, neurons[e].traits, CELL))
+            list_own(here, t, CELL);
+#endif
+    }
+}
+
+#if STATES_IN_REGISTERS
+#define FOR_EACH_BATCH const u32 first = 0;
+#else
+#define FOR_EACH_BATCH _Pragma("unroll 1") for (u32 first = 0; first < cells; first += NEURONS_PER_THREAD * THREADS)
 #endif
 
 // Add the time since `since` to a counter (thread 0 only).
@@ -149,11 +188,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     copy(here.ring, (const int *)global_ring, layout.slots * layout.accumulators);
 #endif
     __syncthreads();
+    brief(here, after, until);
+    __syncthreads();
 #if STATES_IN_REGISTERS
     Neuron neurons[NEURONS_PER_THREAD];
-#pragma unroll
-    for (int e = 0; e < NEURONS_PER_THREAD; e++)
-        load_neuron(here, CELL, neurons[e], after, until);
+    load_neurons(here, 0, neurons, after);
 #endif
 
     int t = after;
@@ -162,11 +201,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     if (INTERVENTIONS && threadIdx.x == 0)
         force(t + 1);
     __syncthreads();
-    FOR_EACH_NEURON
+    FOR_EACH_BATCH
     {
-        look_ahead(here, t + 1, CELL, neurons[e]);
-        if (!RANDOM_SPIKES)
-            draw_ahead(here, t + 1, CELL, neurons[e]);
+#if !STATES_IN_REGISTERS
+        Neuron neurons[NEURONS_PER_THREAD];
+        load_neurons(here, first, neurons, after);
+#endif
+        FOR_EACH_NEURON
+        {
+            look_ahead(here, t + 1, CELL, neurons[e]);
+            if (STATES_IN_REGISTERS && !RANDOM_SPIKES)
+                draw_ahead(here, t + 1, CELL, neurons[e]);
+        }
     }
     __syncthreads();
     publish(here, t + 1, false);
@@ -177,7 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
         t++;
         const int turn = t & 1;
 #if STATES_IN_REGISTERS && !LOOKAHEAD
-        FOR_EACH_NEURON draw_ahead(here, t, CELL, neurons[e]);
+        {
+            const u32 first = 0;
+            FOR_EACH_NEURON draw_ahead(here, t, CELL, neurons[e]);
+        }
 #endif
         collect(here, t, after);
         if (OUTSIDE_SPIKES)
@@ -192,6 +241,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
         const bool overflow = collected > LIST, goes_on = t < until && !control->stop;
         if (threadIdx.x == 0)
             control->collected[1 - turn] = control->own[(t + 2) & 3] = 0;  // no longer needed
+#if COMPACT
+        list_collected(here, t);
+        if (COUNTS_POPULATIONS)
+            __syncthreads();
+#endif
 #if URGENT
         if (overflow)
             events += deliver_overflow(t);
@@ -220,46 +274,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
             if ((int)warp + k * WARPS < collected && !overflow)
                 prefetch_record(stage + k, here.list[turn * LIST + warp + k * WARPS]);
 #endif
-#if STATES_IN_REGISTERS
-        FOR_EACH_NEURON
+        FOR_EACH_BATCH
         {
-            bool spikes = step_neuron(here, t, CELL, neurons[e]);
-#if RATES
-            hashed += transmit(t, CELL, neurons[e].traits, neurons[e].state);
+#if !STATES_IN_REGISTERS
+            Neuron neurons[NEURONS_PER_THREAD];
+            load_neurons(here, first, neurons, after);
+            FOR_EACH_NEURON draw_ahead(here, t, CELL, neurons[e]);
 #endif
-            if (due)
-                store(neurons[e].state, (i64)blockIdx.x * cells + CELL);
-#if LOOKAHEAD
-            if (goes_on)
-                look_ahead(here, t + 1, CELL, neurons[e]);
-#else
-            if (spikes || is_forced(here, t, neurons[e].traits, CELL))
-                list_own(here, t, CELL);
-#endif
+            step_neurons(here, t, first, neurons, due, goes_on, hashed);
         }
-#else
-        for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-            i64 global_cell = (i64)blockIdx.x * cells + cell;
-            if (layout.population_of_cell[global_cell] < 0)
-                continue;
-            u32 traits = traits_of(population_of(here, cell)), state[STATE_ROWS];
-            int added[RECEPTORS];
-            load(state, global_cell);
-            if (!is_silent(traits)) {
-                Stream stream = poisson(cell, t, Stream{state[0], state[1]}, added);
-                state[0] = stream.s0;
-                state[1] = stream.s1;
-            }
-            float current = PULSES && (traits & TRAIT_PULSES) ? sum_of_pulses(cell, t) : 0.0f;
-            bool spikes = update(here, t, cell, traits, current, state, added);
-            if (spikes || is_forced(here, t, traits, cell))
-                list_own(here, t, cell);
-            store(state, global_cell);
-#if RATES
-            hashed += transmit(t, cell, traits, state);
-#endif
-        }
-#endif
         __syncthreads();
         clock = add_ticks(control->ticks.updating, clock);
         bool stop = layout.record_room - control->recorded < (LAG + 4) * (i64)cells;
@@ -269,8 +292,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
 #if LOOKAHEAD
         if (goes_on) {
             publish(here, t + 1, stop);
+#if STATES_IN_REGISTERS
+            const u32 first = 0;
             if (!RANDOM_SPIKES)
                 FOR_EACH_NEURON draw_ahead(here, t + 1, CELL, neurons[e]);
+#endif
         }
 #else
         publish(here, t, stop);
@@ -278,6 +304,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
         clock = add_ticks(control->ticks.publishing, clock);
         if (warp == WARPS - 1)
             record_spikes(here, t);
+#if COMPACT
+        if (!overflow)
+            events += deliver_listed(here.ring, here.list + turn * LIST, (u32)collected, t);
+#else
         int next = (int)warp;
 #if PREFETCHED
         wait_for_copies();
@@ -291,6 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
             u32 size = deliver_rest(here.ring, here.list[turn * LIST + next], t);
             events += threadIdx.x % WARP == 0 ? size : 0;
         }
+#endif
 #if !URGENT
         // After the update of neurons: a delay of a whole ring length would otherwise take effect now.
         if (overflow) {
@@ -312,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     }
     __syncthreads();
 #if STATES_IN_REGISTERS
-    FOR_EACH_NEURON store(neurons[e].state, (i64)blockIdx.x * cells + CELL);
+    store_neurons(0, neurons);
 #endif
 #if RING_IN_SHARED
     copy(global_ring, (const int *)here.ring, layout.slots * layout.accumulators);
@@ -373,10 +404,22 @@ extern "C" __global__ void gather_pending(const u64 *spikes, i64 n, i64 now, i64
     int *ring = layout.ring + (i64)blockIdx.x * layout.slots * layout.accumulators;
     for (i64 i = threadIdx.x / WARP; i < n; i += blockDim.x / WARP) {
         i64 step = (i64)(spikes[i] >> 32);
+#if COMPACT
+        const Span head = span_of((u32)spikes[i]);
+        const u32 size = head.end - head.first;
+        const Word *words = layout.words[blockIdx.x] + head.first;
+#else
         const Record *record = record_of((u32)spikes[i]);
-        Head head = record->head;
-        for (u32 k = threadIdx.x % WARP; k < head.size; k += WARP) {
-            Word word = word_at(record, words_of(head), k);
+        const Head head = record->head;
+        const u32 size = head.size;
+        const Word *words = words_of(head);
+#endif
+        for (u32 k = threadIdx.x % WARP; k < size; k += WARP) {
+#if COMPACT
+            Word word = words[k];
+#else
+            Word word = word_at(record, words, k);
+#endif
             if (step + delay_of(word) <= now)
                 continue;
             found++;
