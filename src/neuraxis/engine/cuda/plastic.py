@@ -253,8 +253,8 @@ def draw_plastic(
     jobs.draw_in_degrees()
     described = jobs.describe({})
     threads = most_threads(device)
-    program.launch("count_plastic", wide_grid(device), usual_threads(device), 0, described)
-    program.launch("index_plastic", grid.blocks, threads, 8 * (threads + 1), described)
+    program.launch("count_plastic", wide_grid(device), usual_threads(device), 0, [described])
+    program.launch("index_plastic", grid.blocks, threads, 8 * (threads + 1), [described])
     sizes = device.read(totals, np.uint64, grid.blocks).astype(np.int64)
     synapses = int(sizes.sum())
     if synapses > LARGEST_TABLE:
@@ -265,8 +265,8 @@ def draw_plastic(
     starts = device.put(np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64))
     cells, weights = device.empty(4 * synapses), device.empty(4 * synapses)
     described = jobs.describe({"starts": starts.address, "target_cells": cells.address, "drawn": weights.address})
-    program.launch("store_plastic", grid.blocks, threads, 0, described)
-    program.launch("set_plastic_weights", wide_grid(device), usual_threads(device), 0, described)
+    program.launch("store_plastic", grid.blocks, threads, 0, [described])
+    program.launch("set_plastic_weights", wide_grid(device), usual_threads(device), 0, [described])
     tally.take()
     return PlasticSynapses(index, starts, cells, weights, synapses)
 
