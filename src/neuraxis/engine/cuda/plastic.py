@@ -42,18 +42,23 @@ def build_plastic_tables(
     `outside` gives the first row of each population on other shards.
     """
     first, here = first_places(parts), {part.part.population: part.part for part in parts}
-    tables, onto = [], plastic_onto(network)
+    onto = plastic_onto(network)
+    if not onto:
+        return PlasticTables([], device)
+    tables = []
+    tally = DeviceBuildTally(network, found, device)
     for part in parts:
         for projection in onto.get(part.part.population, ()):
             pre = projection.pre.index
             held = here.get(pre, Slice(pre, 0, 0))
             sources = Sources(first.get(pre, 0), held.n, held.first, outside.get(pre, -1))
             table = describe_plastic_table(network, projection, part.accumulators)
-            drawn = draw_plastic(network, table, parts, grid, device, program, found)
+            drawn = draw_plastic(network, table, parts, grid, device, program, tally)
             post, level = first[projection.post.index], signal_places(network).get(table.signal, 0)
             accumulator, _ = network.accumulator_of(projection)
             tables.append(PlasticOnDevice(table, drawn, grid, device, program, sources, post, accumulator, level))
             progress(table.synapses)
+    tally.take()
     return PlasticTables(tables, device)
 
 
@@ -234,7 +239,7 @@ class PlasticSynapses:
 
 def draw_plastic(
     network: Network, table: PlasticTable, parts: list[NeuronPart], grid: Grid, device: Device, program: Program,
-    found: BuildTally,
+    tally: DeviceBuildTally,
 ) -> PlasticSynapses:  # fmt: skip
     """Draw the synapses of a table's projection onto its slice."""
     part = next(one for one in parts if one.part.population == table.projection.post.index)
@@ -242,7 +247,6 @@ def draw_plastic(
     classes = class_of_delay(table.delays)
     index = device.zeros(4 * grid.blocks * (table.segments + 1))
     totals, in_degrees = device.zeros(8 * grid.blocks), device.empty(4 * part.part.n)
-    tally = DeviceBuildTally(network, found, device)
     inverse_lsb = 2.0 ** -network.accumulator_of(table.projection)[1]
     words = {
         "longest": len(classes) - 1, "class_of_delay": jobs.put(classes), "classes": len(table.delays),
@@ -267,7 +271,6 @@ def draw_plastic(
     described = jobs.describe({"starts": starts.address, "target_cells": cells.address, "drawn": weights.address})
     program.launch("store_plastic", grid.blocks, threads, 0, [described])
     program.launch("set_plastic_weights", wide_grid(device), usual_threads(device), 0, [described])
-    tally.take()
     return PlasticSynapses(index, starts, cells, weights, synapses)
 
 

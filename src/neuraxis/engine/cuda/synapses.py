@@ -35,6 +35,7 @@ __all__ = [
 LARGEST_BLOCK = 2**32 - 1
 _THREADS = 256
 _BLOCKS_FOR_EACH_MULTIPROCESSOR = 8
+_FIRST_ROOM, _LARGEST_ROOM, _ALIGNED = 1 << 12, 1 << 20, 16  # bytes, for small arrays that are copied together
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,12 @@ class Jobs:
         self._network, self._grid = network, grid
         self._first_places = first_places(parts)
         self._kept: list[Memory] = []
+        # Arrays that are copied together, and the memory that waits for them.
+        self._room, self._used, self._next_room = np.zeros(0, np.uint8), 0, _FIRST_ROOM
+        self._collected: Memory | None = None
         self._jobs: list[dict[str, Any]] = []
         self._trees: list[tuple[Projection, dict[str, Any]]] = []  # fixed totals, and their rows in `_jobs`
+        self._in_degrees: Memory | None = None
         self._normal = self.put(normal_table())
 
     def add(self, projection: Projection, part: NeuronPart, fields: dict[str, Any]) -> None:
@@ -188,11 +193,28 @@ class Jobs:
             self._trees.append((projection, self._jobs[-1]))
 
     def put(self, array: NDArray[Any]) -> int:
-        """Return the address of a copy on the device; 0 for an empty array."""
+        """Return the address of an array on the device, which `flush` copies there; 0 for an empty array."""
         if array.size == 0:
             return 0
-        self._kept.append(self.device.put(array))
-        return self._kept[-1].address
+        if array.nbytes > _LARGEST_ROOM:
+            self._kept.append(self.device.put(array))
+            return self._kept[-1].address
+        if self._collected is None or self._used + array.nbytes > len(self._room):
+            self.flush()
+            self._room = np.empty(max(array.nbytes, self._next_room), np.uint8)
+            self._next_room = min(2 * self._next_room, _LARGEST_ROOM)
+            self._collected = self.device.empty(len(self._room))
+            self._kept.append(self._collected)
+        at = self._used
+        self._room[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._used = -(-(at + array.nbytes) // _ALIGNED) * _ALIGNED
+        return self._collected.address + at
+
+    def flush(self) -> None:
+        """Copy to the device what was put since the last time."""
+        if self._collected is not None:
+            self.device.write(self._collected, self._room[: self._used])
+        self._collected, self._used = None, 0
 
     def describe(self, common: dict[str, Any]) -> int:
         """Return the address of the rows, with common fields added; one empty row if there are no projections."""
@@ -201,12 +223,15 @@ class Jobs:
             table[name] = [one[name] for one in self._jobs]
         for name, value in common.items():
             table[name] = value
-        return self.put(table)
+        address = self.put(table)
+        self.flush()
+        return address
 
     def scan(self, described: int) -> None:
         """Count or store the synapses of all projections, in one launch."""
         if self._jobs:
             ends = self.put(np.cumsum([one["last"] - one["first"] for one in self._jobs]))
+            self.flush()
             grid, threads = wide_grid(self.device), usual_threads(self.device)
             self.program.launch("scan_projections", grid, threads, 0, [described, ends, len(self._jobs)])
 
@@ -217,14 +242,14 @@ class Jobs:
         device = self.device
         sizes = np.array([one.post.n for one, _ in self._trees])
         counts = device.zeros(8 * int(sizes.sum()))
-        self._kept.append(counts)
+        self._in_degrees = counts  # kept until the synapses are drawn
         table = np.zeros(len(self._trees), TREE)
         table["projection"] = [one.index for one, _ in self._trees]
         table["n_post"] = sizes
         table["total"] = [one.rule.n for one, _ in self._trees if isinstance(one.rule, FixedTotalNumber)]
         table["counts"] = counts.address + 8 * (np.cumsum(sizes) - sizes)
-        for (_, job), address in zip(self._trees, table["counts"].tolist(), strict=True):
-            job["counts"] = address + 8 * job["first"]
+        for (_, fields), address in zip(self._trees, table["counts"].tolist(), strict=True):
+            fields["counts"] = address + 8 * fields["first"]
         trees = device.put(table)
         threads = usual_threads(device)
         job = device.empty(TREE_LEVEL.itemsize)
