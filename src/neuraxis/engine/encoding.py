@@ -99,7 +99,7 @@ def _encoded(distribution: Distribution) -> EncodedDistribution:
     return EncodedDistribution._of(distribution)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EncodedRule:
     """A rule for the targets of one slice; see `synapses.draw_row`."""
 

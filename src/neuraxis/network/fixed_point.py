@@ -82,7 +82,7 @@ SUMS = FixedPoint(sum_bits=31, lowest_bits=12, enough_bits=20, lowest_exponent=-
 WIDE_SUMS = FixedPoint(sum_bits=62, lowest_bits=32, enough_bits=52, lowest_exponent=-120)  # of networks in float64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """Largest contribution of one projection or input to a receptor of one neuron in one step.
 
@@ -310,7 +310,7 @@ def poisson_count_bound(rate_hz: float, dt_ms: float) -> float:
     return mean + 12 * math.sqrt(mean) + 30 if mean > 0 else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Group:
     """Contributions that share an accumulator: the weakest of them, and the exact sums of what can arrive."""
 

@@ -313,7 +313,8 @@ def _build(
     for projection in projections:
         row, exponent = network.accumulator_of(projection)
         shift = 0 if wide else shifts[projection.index]
-        one, first, last = blocks_of[projection.post.index]
+        blocks = blocks_of[projection.post.index]
+        one, first, last = blocks
         part = one.part
         job = Scan(
             network,
@@ -332,7 +333,7 @@ def _build(
             shift=shift,
             narrow=not wide,
         )
-        work.append((job, (one, first, last)))
+        work.append((job, blocks))
 
     def run(mode: int, words: NDArray[np.uint32] | NDArray[np.uint64]) -> None:
         for job, (one, first, last) in work:
