@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from neuraxis.engine.cuda import grid, shard
+from neuraxis.engine.cuda import description, grid, shard
 from neuraxis.engine.cuda.program import has_lookahead
 from neuraxis.engine.cuda.shard import CudaShard
 from neuraxis.engine.placement import place
@@ -227,6 +228,22 @@ def test_networks_with_more_neurons_than_registers_hold(
     assert shape.lookahead == (shape.lag == 0) == (made.grid.first_delay == 1)
     assert (made.grid.slots, shape.one_slot) == (slots, slots == 1)
     assert made.spike_counts.sum() > 100
+
+
+def test_poisson_inputs_with_many_spikes_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(dt_ms=0.1, seed=6)
+    each = np.full(30, 900_000.0)
+    each[3] = 0.0
+    for number, rates in enumerate(([1_600_000.0], [5_000_000.0], [320_000.0, 9000.0], [each], [each[:3], 200_000.0])):
+        cells = network.population(f"cells_{number}", 3 if len(rates) == 2 else 30, lif_exp(refractory_ms=0.5))
+        for rate in rates:
+            network.poisson(cells, rate, 2_000_000.0 / np.max(rate))
+        network.poisson(cells, 700_000.0, 0.3, start_ms=2.0, stop_ms=4.0)
+        network.record(cells, "v_mv", every_ms=0.1)
+    made = assert_same(network, [1, 30, 100], shared_bytes=ROOM)
+    assert np.all(np.asarray(made.spike_counts) > 0)
+    monkeypatch.setattr(description, "MOST_WORDS", 700)  # tables beyond are not in shared memory
+    assert_same(network, [50], shared_bytes=ROOM)
 
 
 def test_neurons_of_a_few_synapses_have_no_records(monkeypatch: pytest.MonkeyPatch) -> None:

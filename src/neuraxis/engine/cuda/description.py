@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from neuraxis.engine.cuda.grid import Grid
 from neuraxis.engine.cuda.program import FIRST_STATE_ROW
 from neuraxis.engine.cuda.tables import BINDING, POISSON_INPUT, POPULATION, STATE_PROBE
 from neuraxis.engine.neurons import NeuronPart
-from neuraxis.engine.random import poisson_thresholds
+from neuraxis.engine.random import poisson_table
 from neuraxis.network import Network, Probe
 from neuraxis.network.grid import to_steps
 
@@ -34,13 +35,16 @@ __all__ = [
 Rows = NDArray[np.void]
 
 MOST_WORDS = 4096
+_UNSIGNED = 1 << 23  # TABLE_IS_UNSIGNED of the kernels
 _SLOW = -2  # SLOW_POISSON of the kernels: an input whose table is not in shared memory
 
 
 class PoissonTables:
     """Tables of Poisson thresholds in shared memory, for inputs with one rate for all neurons, as long as they fit.
 
-    Each table starts with a guide: a lower bound of the count for each value of the first 8 bits of a draw.
+    Each table starts with a guide: the counts between which a draw lies, for each value of its first 8 bits. Means that
+    are too high for the thresholds of `engine/random.py` have one, too; it gives the numbers that inverting the
+    cumulative distribution gives (`engine/cpu/advance.py`).
     """
 
     def __init__(self, network: Network, parts: list[NeuronPart]) -> None:
@@ -51,28 +55,51 @@ class PoissonTables:
         for given in network.poisson_inputs:
             if given.population.index not in here or isinstance(given.rate_hz, np.ndarray):
                 continue
-            thresholds = poisson_thresholds(float(np.asarray(given.rate_hz) * network.dt_ms * 1e-3))
-            if thresholds is None or thresholds.tobytes() in self._places:
+            table = poisson_table(np.asarray(given.rate_hz) * network.dt_ms * 1e-3, 1)
+            if _key(table) in self._places:
                 continue
-            table = _with_guide(thresholds)
-            if used + len(table) > MOST_WORDS:
+            is_signed = table.dtype == np.int32
+            thresholds = (table.astype(np.int64) + 2**31).astype(np.uint32) if is_signed else _inverted(*table[0])
+            added = np.concatenate([_guide(thresholds), thresholds])
+            if used + len(added) > MOST_WORDS:
                 break
-            self._places[thresholds.tobytes()] = used
-            words.append(table)
-            used += len(table)
+            self._places[_key(table)] = used | (0 if is_signed else _UNSIGNED)
+            words.append(added)
+            used += len(added)
         self.words = np.concatenate(words)
 
     def place(self, table: NDArray[np.generic], receptor: int) -> int:
         """Return the position of a table of `engine/random.py`, combined with the receptor; or _SLOW."""
-        found = self._places.get(table.tobytes()) if table.dtype == np.int32 else None
+        found = self._places.get(_key(table))
         return _SLOW if found is None else found | receptor << 24
 
 
-def _with_guide(thresholds: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """Return a guide (256 bytes: thresholds exceeded at least, by the first 8 bits of a draw), then the thresholds."""
-    unsigned = (thresholds.astype(np.int64) + 2**31).astype(np.uint32)
-    guide = np.searchsorted(unsigned, np.arange(256, dtype=np.uint64) << np.uint64(24), side="left").astype(np.uint8)
-    return np.concatenate([guide.view(np.uint32), unsigned, np.array([2**32 - 1], np.uint32)])
+def _key(table: NDArray[np.generic]) -> bytes:
+    """Return the same for tables that give the same numbers to all neurons, however many neurons they are for."""
+    if table.dtype == np.int32:
+        return table.tobytes()
+    given = table[table[:, 0] > 0.0]  # the rest is padding
+    return given[0].tobytes() if len(given) and np.all(given == given[0]) else table.tobytes()
+
+
+def _inverted(probability: float, mean: float) -> NDArray[np.uint32]:
+    """Return thresholds for unsigned draws, from exp(-mean) and the mean: the count is the number of those exceeded.
+
+    Inverting compares draw * 2**-32 with the cumulative probabilities, all as float64.
+    """
+    reached, thresholds = float(probability), list[int]()
+    while reached * 2.0**32 <= 2.0**32 - 1 and probability > 0.0:
+        thresholds.append(max(0, ceil(reached * 2.0**32) - 1))
+        probability = probability * mean / len(thresholds)
+        reached += probability
+    return np.array(thresholds, np.uint32)
+
+
+def _guide(thresholds: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return how many thresholds each multiple of 2**24 exceeds, 16 bits each."""
+    multiples = np.arange(257, dtype=np.uint64) << np.uint64(24)
+    counts = np.searchsorted(thresholds.astype(np.uint64), multiples, side="left")
+    return np.concatenate([counts, [0]]).astype(np.uint16).view(np.uint32)
 
 
 # Fields of a population that are also fields of the CPU's slices.

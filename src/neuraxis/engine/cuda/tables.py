@@ -184,7 +184,7 @@ POISSON_INPUT: Final = np.dtype(
     [
         ("thresholds", _NUMBER),  # their number; 0: the table has (exp(-mean), mean) of each neuron
         ("table", _pointer("const void")),  # int thresholds, or doubles
-        ("table_place", _NUMBER),  # position in shared memory | receptor << 24; -2: not there
+        ("table_place", _NUMBER),  # position in shared memory | unsigned << 23 | receptor << 24; -2: not there
         ("weight", _NUMBER),
         ("receptor", _NUMBER),
         ("start", _NUMBER),  # active in steps start < t <= stop

@@ -45,18 +45,32 @@ __device__ inline void brief(const Block &here, int after, int until)
     }
 }
 
-// The number of thresholds that a draw exceeds. The first 256 bytes give a lower bound by the first 8 bits of the draw.
-__device__ inline int count_exceeded(const u32 *table, u32 bits)
+// The place of a Poisson table in shared memory (20 bits), whether draws are unsigned, and the receptor (from bit 24 on).
+#define TABLE_PLACE(table) ((table) & 0xFFFFF)
+#define TABLE_IS_UNSIGNED(table) ((u32)(table) >> 23 & 1)
+#define TABLE_RECEPTOR(table) ((table) >> 24)
+#define GUIDE_WORDS 129
+
+// The number of thresholds that a draw exceeds. The table starts with the numbers that 2^24 times i exceeds, for i = 0 to 256,
+// in 16 bits each.
+__device__ inline int count_exceeded(const Block &here, int table, u32 bits)
 {
-    u32 draw = bits ^ 0x80000000u;
-    int count = ((const u8 *)table)[draw >> 24];
+    const u32 *words = here.tables + TABLE_PLACE(table), *thresholds = words + GUIDE_WORDS;
+    u32 draw = TABLE_IS_UNSIGNED(table) ? bits : bits ^ 0x80000000u;
+    const u16 *guide = (const u16 *)words + (draw >> 24);
+    u32 low = guide[0], high = guide[1];
 #pragma unroll 1
-    while (draw > table[64 + count])
-        count++;
-    return count;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (draw > thresholds[middle])
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (int)low;
 }
 
-// A Poisson variate for a rate that differs between neurons, or is too high for thresholds: inverts the cumulative distribution.
+// A Poisson variate for a rate that differs between neurons, or has no table: inverts the cumulative distribution.
 COLD int poisson_by_inversion(const PoissonInput *given, i64 global_cell, u32 bits)
 {
     const double *pair = (const double *)given->table + 2 * (i64)layout.place_of_cell[global_cell];
@@ -87,7 +101,9 @@ COLD Stream poisson(u32 cell, int t, Stream stream, int *added)
             continue;
         u32 bits = (u32)draw(stream.s0, stream.s1);
         int count = 0;
-        if (given->thresholds) {
+        if ((int)given->table_place >= 0)
+            count = count_exceeded(here, (int)given->table_place, bits);
+        else if (given->thresholds) {
             const int *thresholds = (const int *)given->table;
             while (count < (int)given->thresholds && (int)bits > thresholds[count])
                 count++;

@@ -65,10 +65,10 @@ __device__ inline void draw_ahead(const Block &here, int t, u32 cell, Neuron &ne
         return;
     }
     u32 bits = (u32)draw(neuron.next.s0, neuron.next.s1);
-    int amount = (int)((u32)count_exceeded(here.tables + (neuron.table & 0xFFFFFF), bits) * (u32)neuron.weight);
+    int amount = (int)((u32)count_exceeded(here, neuron.table, bits) * (u32)neuron.weight);
 #pragma unroll
     for (int r = 0; r < RECEPTORS; r++)
-        if (RECEPTORS == 1 || r == neuron.table >> 24)
+        if (RECEPTORS == 1 || r == TABLE_RECEPTOR(neuron.table))
             neuron.added[r] = amount;
 }
 
