@@ -230,6 +230,22 @@ def test_networks_with_more_neurons_than_registers_hold(
     assert made.spike_counts.sum() > 100
 
 
+@pytest.mark.parametrize("room", [2, 5000])
+@pytest.mark.parametrize("delay_ms", [Uniform(0.1, 3.0), Uniform(1.2, 5.0)], ids=str)
+def test_queues_of_the_slots_of_a_large_ring(room: int, delay_ms: Uniform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "MOST_THREADS", 16)
+    monkeypatch.setattr(grid, "LARGEST_RING", 0)
+    monkeypatch.setattr(grid, "LEAST_QUEUE", room)
+    monkeypatch.setattr(grid, "QUEUE_SHARE", 1 << 20)
+    network = large(delay_ms, 3)
+    b = network["b"]
+    network.connect(b, b, FixedInDegree(3), weight=20.0, delay_ms=1.0, plasticity=STDP(w_max=40.0))
+    made = assert_same(network, [1, 2, 3, 30, 100], shared_bytes=48 << 10)
+    assert made.grid.shape.queued
+    assert made.grid.queue_room == room
+    assert made.spike_counts.sum() > 100
+
+
 def test_poisson_inputs_with_many_spikes_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(dt_ms=0.1, seed=6)
     each = np.full(30, 900_000.0)

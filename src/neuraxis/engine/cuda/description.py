@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class PoissonTables:
         return _SLOW if found is None else found | receptor << 24
 
 
-def _key(table: NDArray[np.generic]) -> bytes:
+def _key(table: NDArray[Any]) -> bytes:
     """Return the same for tables that give the same numbers to all neurons, however many neurons they are for."""
     if table.dtype == np.int32:
         return table.tobytes()

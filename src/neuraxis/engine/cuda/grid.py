@@ -28,11 +28,14 @@ __all__ = ["Grid", "first_places", "lay_out"]
 MOST_THREADS = 1024
 USUAL_THREADS = 768
 MOST_PER_THREAD = 2  # neurons of a thread whose states stay in registers
-BATCH = 4  # neurons that a thread updates at once if their states are in global memory
+BATCH = 2  # neurons that a thread updates at once if their states are in global memory
 MOST_ROWS = 24  # of such a neuron
 NEURONS_OF_A_BLOCK = 64  # at least, in small networks
 MOST_CELLS = 0x7FFF
 LIST, LONGEST_LIST = 1024, 8192
+LARGEST_RING = 1 << 25  # bytes, of all blocks, to which weights are added without queues
+QUEUE_SHARE = 4  # synapses of a block for each that its queues have room for
+LEAST_QUEUE = 256
 PREFETCHED = 2
 FEW_SEGMENTS = 1 << 20  # of networks whose records stay in the L2 cache
 SPARSE = 3  # words of a record for each that is used
@@ -54,6 +57,7 @@ class Grid:
     message_slots: int
     shape: Shape
     shared_bytes: int
+    queue_room: int  # weights of a queue
     first_delay: int  # the shortest delay of a static synapse
 
     @property
@@ -158,6 +162,12 @@ def lay_out(
     if fixed > device.shared_bytes:
         raise InvalidArgument(f"{len(network.populations):,} populations have too many constants for {device.name}")
     fixed += (ring if ring_in_shared else 0) + (stages if staged else 0)
+    of_queues = _padded(4 * (accumulators + slots))
+    queued = (
+        compact and not ring_in_shared and blocks * ring > LARGEST_RING and fixed + of_queues <= device.shared_bytes
+    )
+    fixed += of_queues if queued else 0
+    room = max(LEAST_QUEUE, round(sum(one.expected_synapses for one in static) / (blocks * slots * QUEUE_SHARE)))
     listed = LIST
     while compact and listed < min(LONGEST_LIST, neurons) and fixed + 8 * listed <= device.shared_bytes:
         fixed += 8 * listed
@@ -170,8 +180,9 @@ def lay_out(
         random=any(bool(part.population.model.draws) for part in parts), wide=wide,
         target_bits=target_bits,
         inline=inline, prefetched=PREFETCHED if staged else 0,
-        compact=compact, shifted=not wide and any(shifts[one.index] for one in static), one_slot=slots == 1,
-        list=listed, segment_lanes=lanes, segments_at_once=at_once, words_at_once=words_at_once,
+        compact=compact, shifted=not wide and any(shifts[one.index] for one in static),
+        queued=queued, one_slot=slots == 1, list=listed,
+        segment_lanes=lanes, segments_at_once=at_once, words_at_once=words_at_once,
         ring_in_shared=ring_in_shared, states_in_registers=registers,
         counts_populations=bool(network.modulations), signals=bool(modulators or rhythms), plastic=plastic,
         pulses=bool(network.current_inputs), probes=any(one.what != "spikes" for one in network.probes),
@@ -189,6 +200,7 @@ def lay_out(
         message_slots,
         shape,
         fixed,
+        room if queued else 0,
         shortest,
     )
 
@@ -222,9 +234,9 @@ def _delivery(usual: float, warp: int) -> tuple[int, int, int]:
     """Return the lanes that deliver a segment, how many segments they deliver at once, and how many words of each."""
     if usual < 3:
         return 1, 4, 2
-    if usual < 16:
-        return min(4, warp), 4, 2
-    return min(8, warp), 2, 4
+    if usual < 32:
+        return min(2, warp), 4, 4
+    return min(4, warp), 1, 16
 
 
 def _padded(nbytes: int) -> int:

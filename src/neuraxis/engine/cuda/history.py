@@ -48,18 +48,16 @@ class History:
             self._put(step, me, self._ids_in_slot(me, step))
         first = max(before + 1, now - shard._kept_steps + 1)
         steps = np.arange(first, now + 1)
-        ids = (entries & np.uint64(0xFFFFFFFF)).astype(np.int32)
+        ids = np.ascontiguousarray(entries, "<u8").view(np.int32)[::2]  # the low halves
         # Start of each step and population in the entries.
         cuts = np.searchsorted(entries.view(np.int64), (steps << 32)[:, None] | shard._first_ids)
         offsets = cuts - cuts[:, :1]
         past = slice(max(0, now - shard.slots + 1 - first), max(0, now - lag + 1 - first))  # steps of the history
         slot = steps[past] % shard.slots
-        if len(slot):
-            begin, end = int(cuts[past][0, 0]), int(cuts[past][-1, -1])
-            row = np.repeat(np.arange(len(slot)), offsets[past, -1])
-            place = int(shard._history_first[me]) + np.arange(begin, end) - cuts[past][row, 0]
-            shard._history_ids[slot[row], place] = ids[begin:end]
-            shard._history_offsets[slot, me] = offsets[past]
+        place = int(shard._history_first[me])
+        for row, (begin, end) in zip(slot, cuts[past][:, [0, -1]], strict=True):
+            shard._history_ids[row, place : place + end - begin] = ids[begin:end]
+        shard._history_offsets[slot, me] = offsets[past]
         for i in range(max(0, now - slots - first + 1), len(steps)):
             buffer = shard.spike_buffers.slot(me, int(steps[i]))
             buffer[: offsets.shape[1]] = offsets[i]

@@ -83,6 +83,7 @@ class Shape:
     prefetched: int  # segments that a warp prefetches before the neurons are updated
     compact: bool  # static synapses have an index instead of records
     shifted: bool  # some narrow weights are shifted
+    queued: bool  # each slot of the ring has a queue
     one_slot: bool  # the ring of arriving weights has one slot
     list: int  # spikes of a step that are delivered from shared memory
     segment_lanes: int  # lanes per segment if there are many segments
@@ -118,6 +119,7 @@ class Shape:
             "PREFETCHED": self.prefetched,
             "COMPACT": int(self.compact),
             "SHIFTED": int(self.shifted),
+            "QUEUED": int(self.queued),
             "ONE_SLOT": int(self.one_slot),
             "LIST": self.list,
             "SEGMENT_LANES": self.segment_lanes,

@@ -273,6 +273,7 @@ class CudaShard(Shard):
         }
         room: dict[str, int] = {
             "ring": 4 * blocks * grid.slots * grid.accumulators,
+            "queues": 8 * blocks * grid.slots * grid.queue_room,
             "messages": 16 * blocks * message_slots,
             "long_messages": 2 * blocks * message_slots * grid.cells,
             "population_rows": POPULATION.itemsize * max(1, len(sizes)),
@@ -298,6 +299,7 @@ class CudaShard(Shard):
         self._recent = device.empty(8 * blocks * recent_room)
         numbers = {
             "blocks": blocks, "cells": grid.cells, "slots": grid.slots, "accumulators": grid.accumulators,
+            "queue_room": grid.queue_room,
             "rows": self.synapses.rows, "records": self.synapses.records.address, "index": self.synapses.index.address,
             "shifts": self.synapses.shifts.address, "words": self.synapses.starts.address,
             "first_delay": grid.first_delay,

@@ -67,6 +67,8 @@ LAYOUT: Final = np.dtype(
         ("input_starts", _pointer("const i64")),  # [blocks + 1]
         # Static synapses, and the ring buffer of weights that will arrive.
         ("ring", _pointer("int")),  # [blocks, slots, accumulators]
+        ("queues", _pointer("u64")),  # [blocks, slots, queue room]: weight << 32 | accumulator (QUEUED)
+        ("queue_room", _NUMBER),
         ("slots", _NUMBER),
         ("accumulators", _NUMBER),  # of a block, for one step
         ("rows", _NUMBER),  # sources: neurons of this shard, then those of others

@@ -20,6 +20,7 @@ struct Control {  // scalars that the threads of a block share
     int recent;
     int forced[2];
     int arriving;  // at plastic synapses
+    int from_ring;  // the ring has weights that arrive in this step (QUEUED)
     i64 input;
     i64 input_end;
     i64 outside;
@@ -52,6 +53,9 @@ struct Block {
     u64 *arriving;            // [ARRIVING]: table, delay class and source of spikes that arrive at plastic synapses
     Record *stages;           // [WARPS][PREFETCHED]: records being prefetched
     int *ring;
+    int *sums;                // [accumulators]: of the weights that arrive in this step (QUEUED)
+    u32 *queued;              // [slots]: entries of each queue, also those that did not fit
+    u64 *queues;              // [slots][queue room]
 };
 
 #define ALIGNED(bytes) (((bytes) + 15) / 16 * 16)
@@ -88,6 +92,11 @@ __device__ inline Block block_in(char *room)
     room += PLASTIC ? 8 * ARRIVING : 0;
     here.stages = (Record *)room;
     room += PREFETCHED * WARPS * sizeof(Record);
+#if QUEUED
+    here.sums = (int *)room;
+    here.queued = (u32 *)(here.sums + layout.accumulators);
+    here.queues = layout.queues + (i64)blockIdx.x * layout.slots * layout.queue_room;
+#endif
 #if RING_IN_SHARED
     here.ring = (int *)room;
 #else

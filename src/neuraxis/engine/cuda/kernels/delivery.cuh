@@ -1,5 +1,7 @@
 // Delivery of spikes into the ring buffer of the block that owns the targets.
 
+#define ENTRIES_AT_ONCE 4
+
 __device__ inline u32 delay_of(Word word) { return (u32)layout.first_delay + later_of(word); }
 
 __device__ inline int weight_of(Word word, u32 shift)
@@ -17,6 +19,67 @@ __device__ inline void deliver_synapse(int *ring, Word word, u32 shift, u32 emit
     atomicAdd(ring + slot + target_of(word), weight_of(word, shift));
 }
 
+// The sums of the weights that arrive in step t.
+__device__ inline int *arriving_in(const Block &here, int t)
+{
+    return QUEUED ? here.sums : here.ring + ((u32)t & ((u32)layout.slots - 1)) * (u32)layout.accumulators;
+}
+
+// Where the ring is too large for the caches, adding weights to random places of it is slow. Then each of its slots has a queue
+// of weights and targets (QUEUED), which is added to sums in shared memory in the step in which they arrive. What does not fit
+// a queue is added to the ring; between launches the ring has all weights.
+#if QUEUED
+__device__ inline void queue_synapse(const Block &here, Word word, u32 shift, u32 emitted)
+{
+    const u32 slot = (emitted + delay_of(word)) & ((u32)layout.slots - 1), at = atomicAdd(here.queued + slot, 1u);
+    if (at < (u32)layout.queue_room)
+        here.queues[(i64)slot * layout.queue_room + at] = (u64)(u32)weight_of(word, shift) << 32 | target_of(word);
+    else
+        deliver_synapse(here.ring, word, shift, emitted);
+}
+
+__device__ inline void add_queue(const Block &here, u32 slot, int *sums)
+{
+    const u32 n = min_of<u32>(here.queued[slot], (u32)layout.queue_room);
+    const u64 *queue = here.queues + (i64)slot * layout.queue_room;
+    for (u32 k = threadIdx.x; k < n; k += ENTRIES_AT_ONCE * THREADS) {
+        u64 some[ENTRIES_AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < ENTRIES_AT_ONCE; i++)
+            some[i] = k + i * THREADS < n ? queue[k + i * THREADS] : 0;
+#pragma unroll
+        for (u32 i = 0; i < ENTRIES_AT_ONCE; i++)
+            if (k + i * THREADS < n)
+                atomicAdd(sums + (u32)some[i], (int)(some[i] >> 32));
+    }
+}
+
+// Sum the weights that arrive in step t. The first steps of a launch find those of earlier launches in the ring.
+__device__ inline void empty_queue(const Block &here, int t, int after)
+{
+    const u32 slot = (u32)t & ((u32)layout.slots - 1);
+    if (threadIdx.x == 0)
+        here.control->from_ring = here.queued[slot] > (u32)layout.queue_room || t <= after + (int)layout.slots;
+    add_queue(here, slot, here.sums);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        here.queued[slot] = 0;
+}
+
+// Add all queues to the ring.
+COLD void return_queues()
+{
+    LOCATE_BLOCK;
+    for (u32 slot = 0; slot < (u32)layout.slots; slot++)
+        add_queue(here, slot, here.ring + slot * (u32)layout.accumulators);
+}
+#else
+__device__ inline void queue_synapse(const Block &here, Word word, u32 shift, u32 emitted)
+{
+    deliver_synapse(here.ring, word, shift, emitted);
+}
+#endif
+
 __device__ inline u32 row_of(u32 entry) { return entry & ((1u << ROW_BITS) - 1); }
 
 #if COMPACT
@@ -31,7 +94,7 @@ __device__ inline Span span_of(u32 row)
 }
 
 // Deliver the words of a segment from place `first` on with SEGMENT_LANES lanes.
-__device__ inline void deliver_span(int *ring, const Word *words, u32 first, Span span, u32 emitted)
+__device__ inline void deliver_span(const Block &here, const Word *words, u32 first, Span span, u32 emitted)
 {
     for (u32 k = first; k < span.end; k += WORDS_AT_ONCE * SEGMENT_LANES) {
         Word some[WORDS_AT_ONCE];
@@ -41,20 +104,20 @@ __device__ inline void deliver_span(int *ring, const Word *words, u32 first, Spa
 #pragma unroll
         for (u32 w = 0; w < WORDS_AT_ONCE; w++)
             if (k + w * SEGMENT_LANES < span.end)
-                deliver_synapse(ring, some[w], span.shift, emitted);
+                queue_synapse(here, some[w], span.shift, emitted);
     }
 }
 
 // Deliver a segment with SEGMENT_LANES lanes.
-__device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
+__device__ inline u32 deliver_by_few(const Block &here, u32 entry, u32 emitted)
 {
     Span span = span_of(row_of(entry));
-    deliver_span(ring, layout.words[blockIdx.x], span.first + threadIdx.x % SEGMENT_LANES, span, emitted);
+    deliver_span(here, layout.words[blockIdx.x], span.first + threadIdx.x % SEGMENT_LANES, span, emitted);
     return span.end - span.first;
 }
 
 // Deliver the spikes of a list. SEGMENT_LANES lanes handle some of their segments at once, so that many loads are in flight.
-__device__ inline u64 deliver_listed(int *ring, const u32 *list, u32 n, int t)
+__device__ inline u64 deliver_listed(const Block &here, const u32 *list, u32 n, int t)
 {
     const u32 lane = threadIdx.x % SEGMENT_LANES, groups = THREADS / SEGMENT_LANES;
     const Word *words = layout.words[blockIdx.x];
@@ -87,8 +150,8 @@ __device__ inline u64 deliver_listed(int *ring, const u32 *list, u32 n, int t)
 #pragma unroll
             for (u32 w = 0; w < WORDS_AT_ONCE; w++)
                 if (k + w * SEGMENT_LANES < spans[s].end)
-                    deliver_synapse(ring, some[s][w], spans[s].shift, emitted[s]);
-            deliver_span(ring, words, k + WORDS_AT_ONCE * SEGMENT_LANES, spans[s], emitted[s]);
+                    queue_synapse(here, some[s][w], spans[s].shift, emitted[s]);
+            deliver_span(here, words, k + WORDS_AT_ONCE * SEGMENT_LANES, spans[s], emitted[s]);
         }
     }
     return events;
@@ -118,14 +181,14 @@ __device__ inline void deliver(int *ring, const Record *record, Head head, u32 f
 }
 
 // Deliver a segment with SEGMENT_LANES lanes, so that a warp handles several short segments at once.
-__device__ inline u32 deliver_by_few(int *ring, u32 entry, u32 emitted)
+__device__ inline u32 deliver_by_few(const Block &here, u32 entry, u32 emitted)
 {
     const Record *record = record_of(row_of(entry));
     Head head = record->head;
     const Word *words = words_of(head);
 #pragma unroll 4
     for (u32 k = threadIdx.x % SEGMENT_LANES; k < head.size; k += SEGMENT_LANES)
-        deliver_synapse(ring, word_at(record, words, k), head.shift, emitted);
+        deliver_synapse(here.ring, word_at(record, words, k), head.shift, emitted);
     return head.size;
 }
 

@@ -159,7 +159,7 @@ COLD u64 deliver_overflow(int t)
                 rows[lane] = other * (u32)layout.cells + id_at(low, high, count, first + lane, step, other);
             __syncwarp();
             for (u32 k = group; k < n; k += groups) {
-                u32 size = deliver_by_few(here.ring, rows[k], (u32)step);
+                u32 size = deliver_by_few(here, rows[k], (u32)step);
                 events += lane % SEGMENT_LANES == 0 ? size : 0;
             }
             __syncwarp();
@@ -169,7 +169,7 @@ COLD u64 deliver_overflow(int t)
         const OutsideSpike spike = layout.outside[i];
         if (spike.step != t)
             break;
-        u32 size = deliver_by_few(here.ring, spike.row, (u32)t - spike.age);
+        u32 size = deliver_by_few(here, spike.row, (u32)t - spike.age);
         events += lane % SEGMENT_LANES == 0 ? size : 0;
     }
     return events;

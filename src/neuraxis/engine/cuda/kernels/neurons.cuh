@@ -182,7 +182,11 @@ __device__ inline bool is_check_step(int t)
 __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, float current, u32 *state, const int *added)
 {
     u32 cells = (u32)layout.cells;
-    int *slot = here.ring + ((u32)t & ((u32)layout.slots - 1)) * (u32)layout.accumulators + cell;
+    int *slot = arriving_in(here, t) + cell;
+#if QUEUED
+    int *beyond = here.ring + ((u32)t & ((u32)layout.slots - 1)) * (u32)layout.accumulators + cell;
+    const bool from_ring = here.control->from_ring;
+#endif
     int arrived[RECEPTORS];
 #pragma unroll
     for (int r = 0; r < RECEPTORS; r++) {
@@ -190,6 +194,12 @@ __device__ inline bool update(const Block &here, int t, u32 cell, u32 traits, fl
         if (r < (int)TRAIT_RECEPTORS(traits)) {
             arrived[r] = slot[r * cells] + added[r];
             slot[r * cells] = 0;
+#if QUEUED
+            if (from_ring) {
+                arrived[r] += beyond[r * cells];
+                beyond[r * cells] = 0;
+            }
+#endif
         }
     }
     if (is_silent(traits))

@@ -141,7 +141,7 @@ COLD u32 deliver_plastic_segment(i64 which, u32 source, u32 c, int now)
     u32 lane = threadIdx.x % WARP, s = source * (u32)table.classes + c;
     u32 start = table.index[s], end = table.index[s + 1];
     int delay = delay_of_class(table, c), emitted = now - delay;
-    int *slot = here.ring + ((u32)now & ((u32)layout.slots - 1)) * (u32)layout.accumulators + (u32)(table.row->receptor * layout.cells);
+    int *slot = arriving_in(here, (int)now) + (u32)(table.row->receptor * layout.cells);
     float inverse_lsb = table.p->inverse_lsb;
     const float *decay_plus = table.row->decay_plus;
     if (table.kind == PLAIN || table.kind == SHORT_TERM) {

@@ -187,6 +187,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     int *global_ring = layout.ring + (i64)blockIdx.x * layout.slots * layout.accumulators;
     copy(here.ring, (const int *)global_ring, layout.slots * layout.accumulators);
 #endif
+#if QUEUED
+    for (u32 i = threadIdx.x; i < (u32)layout.accumulators; i += THREADS)
+        here.sums[i] = 0;
+    for (u32 i = threadIdx.x; i < (u32)layout.slots; i += THREADS)
+        here.queued[i] = 0;
+#endif
     __syncthreads();
     brief(here, after, until);
     __syncthreads();
@@ -245,6 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
         list_collected(here, t);
         if (COUNTS_POPULATIONS)
             __syncthreads();
+#endif
+#if QUEUED
+        empty_queue(here, t, after);
 #endif
 #if URGENT
         if (overflow)
@@ -306,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
             record_spikes(here, t);
 #if COMPACT
         if (!overflow)
-            events += deliver_listed(here.ring, here.list + turn * LIST, (u32)collected, t);
+            events += deliver_listed(here, here.list + turn * LIST, (u32)collected, t);
 #else
         int next = (int)warp;
 #if PREFETCHED
@@ -344,6 +353,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance_steps(i64 from,
     __syncthreads();
 #if STATES_IN_REGISTERS
     store_neurons(0, neurons);
+#endif
+#if QUEUED
+    return_queues();
 #endif
 #if RING_IN_SHARED
     copy(global_ring, (const int *)here.ring, layout.slots * layout.accumulators);
