@@ -49,20 +49,23 @@ _CONSTANTS = ("engine/tables.py", "network/drawing.py", "network/modulation.py")
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function when it is first called; it runs without the GIL."""
+    """Compile a function when it is first called; it runs without the GIL.
+
+    Division by zero gives infinity, and 0 for whole numbers, as in NumPy. So nothing in it raises.
+    """
     with _our_cache() as usable:
-        return cast(Function, njit(cache=usable, nogil=True)(function))
+        return cast(Function, njit(cache=usable, nogil=True, error_model="numpy")(function))
 
 
-def inner_function(function: Any = None, *, error_model: str = "python", inline: bool = False) -> Any:
+def inner_function(function: Any = None, *, inline: bool = False) -> Any:
     """Compile a function that only compiled functions call, without wrappers for callers in Python and in C.
 
     Making these wrappers takes Numba a quarter of the time. A call from Python raises TypeError: call the `py_func` of
-    the function there. `error_model` is Numba's; `inline` makes LLVM inline every call, whatever the size.
+    the function there. `inline` makes LLVM inline every call, whatever the size. Division by zero is that of `compiled`.
     """
     if function is None:
-        return partial(inner_function, error_model=error_model, inline=inline)
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": error_model, "forceinline": inline}
+        return partial(inner_function, inline=inline)
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy", "forceinline": inline}
     dispatcher = njit(**options)(function)
     if isinstance(dispatcher, CPUDispatcher):  # a plain function with NUMBA_DISABLE_JIT
         dispatcher.__class__ = _InnerDispatcher
