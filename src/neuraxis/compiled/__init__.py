@@ -17,11 +17,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import cfunc, njit
+from numba import cfunc, njit, types
 from numba.core import caching, event
 from numba.core.registry import CPUDispatcher
 
@@ -36,6 +36,7 @@ __all__ = [
     "compile_once",
     "compiled",
     "compiled_c_function",
+    "compiled_on_demand",
     "digest_of_sources",
     "inner_function",
     "watch_compilation",
@@ -61,7 +62,7 @@ def inner_function(function: Any = None, *, inline: bool = False) -> Any:
     """Compile a function that only compiled functions call, without wrappers for callers in Python and in C.
 
     Making these wrappers takes Numba a quarter of the time. A call from Python raises TypeError: call the `py_func` of
-    the function there. `inline` makes LLVM inline every call, whatever the size. Division by zero is that of `compiled`.
+    the function there. `inline` makes LLVM inline every call, whatever the size. Division by zero is as in NumPy.
     """
     if function is None:
         return partial(inner_function, inline=inline)
@@ -86,6 +87,29 @@ def compiled_c_function(signature: Any, function: Any) -> Any:
     """
     with _our_cache() as usable:
         return cfunc(signature, cache=usable, error_model="numpy")(function)
+
+
+class compiled_on_demand:
+    """A kernel that only some networks need: a C function that is compiled when its `address` is first read.
+
+    Other kernels call it with `neuraxis.engine.memory.call`, so it is not compiled with them. All arguments are whole
+    numbers or addresses (int64), and it returns nothing. Python calls it like any function.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @cached_property
+    def _made(self) -> Any:
+        arguments = self._function.__code__.co_argcount
+        return compiled_c_function(types.void(*[types.int64] * arguments), self._function)
+
+    @property
+    def address(self) -> int:
+        return int(self._made.address)
+
+    def __call__(self, *arguments: int) -> None:
+        self._made.ctypes(*arguments)
 
 
 def cache_path(function: Any) -> str:
