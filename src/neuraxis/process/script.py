@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neuraxis.deprecation import renamed_members
-from neuraxis.errors import InvalidArgument, LaunchError, PeerLost, RendezvousError
+from neuraxis.errors import InvalidArgument, PeerLost, RendezvousError
 from neuraxis.machine import check_process_count, reporting_exhaustion, usable_cores
 from neuraxis.process.environment import Placement, free_port, new_job_secret, rank_environment
 from neuraxis.process.output import Tail
@@ -82,9 +82,7 @@ class LaunchOptions:
     Raises
     ------
     InvalidArgument
-        An option is invalid, or the machine cannot hold `n` more processes.
-    LaunchError
-        The script does not exist.
+        An option is invalid, the script does not exist, or the machine cannot hold `n` more processes.
 
     Examples
     --------
@@ -122,7 +120,7 @@ class LaunchOptions:
         if not 0 <= self.grace < float("inf"):
             raise InvalidArgument(f"grace is {self.grace}. It must be a number of seconds, 0 or more")
         if not self.module and not Path(self.script).exists():
-            raise LaunchError(f"there is no script {self.script!r}. To run a module, put -m before its name")
+            raise InvalidArgument(f"there is no script {self.script!r}. To run a module, put -m before its name")
 
 
 def launch_script(options: LaunchOptions) -> int:
