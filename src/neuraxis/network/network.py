@@ -346,8 +346,8 @@ class Network:
         self._check_changeable("connect_rates")
         if self.is_wide:
             raise InvalidArgument(
-                'connect_rates: continuous connections transmit float32 and do not run with precision="float64". Use '
-                'Network(precision="float32").'
+                "connect_rates: the outputs that continuous connections sum, exchange and save are float32, so they do "
+                'not run with precision="float64". Use Network(precision="float32").'
             )
         source, target = self._known(pre, "pre"), self._known(post, "post")
         chosen_name = self._projection_name(name, source, target)
