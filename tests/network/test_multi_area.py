@@ -136,6 +136,7 @@ def test_impossible_scales_are_refused() -> None:
         MultiAreaParameters.generated(areas=1)
 
 
+@pytest.mark.timeout(400)  # the twin draws the synapses of 8,449 projections one after the other
 @pytest.mark.skipif(compiler() is None, reason="the twin of a GPU needs g++")
 @pytest.mark.filterwarnings("ignore:fixed-point weights:neuraxis.errors.RoundingWarning")
 def test_a_hundredth_of_the_model_has_the_same_spikes_on_workers_and_a_gpu() -> None:
