@@ -23,7 +23,9 @@ from llvmlite.binding import get_host_cpu_name
 from neuraxis.compiled import cache_path, compile_once, digest_of_sources, watch_compilation
 from neuraxis.engine.codegen import BlockLayout, Generated, cache_folder, generated_update
 from neuraxis.engine.cpu.advance import advance
+from neuraxis.engine.cpu.segments import has_several_delays
 from neuraxis.engine.cpu.shard import Shard
+from neuraxis.engine.cpu.windows import window_kernels
 from neuraxis.engine.placement import place
 from neuraxis.engine.random import poisson_kernel, poisson_table
 from neuraxis.engine.spikes import SpikeBuffers, warm_up_packing
@@ -34,6 +36,7 @@ from neuraxis.progress import ProgressLine
 __all__ = [
     "KERNELS",
     "PACKING",
+    "WINDOWS",
     "Part",
     "compile_missing",
     "kernel_cache",
@@ -85,7 +88,8 @@ def parts_of(network: Network) -> list[Part]:
             poisson_kernel(poisson_table(np.asarray(one.rate_hz) * network.dt_ms * 1e-3, one.population.n))
         )
     distinct = {each.key: each for each in generated if each is not None}
-    return [KERNELS, *(Part(key, each.compiled) for key, each in distinct.items())]
+    windows = [WINDOWS] if has_several_delays(network) else []
+    return [KERNELS, *windows, *(Part(key, each.compiled) for key, each in distinct.items())]
 
 
 def missing_parts(parts: Sequence[Part]) -> list[Part]:
@@ -155,3 +159,4 @@ def _run_kernels() -> None:
 
 KERNELS = Part("kernels", _run_kernels, 60)
 PACKING = Part("packing", warm_up_packing, 8)  # for spikes that travel as messages
+WINDOWS = Part("windows", window_kernels, 3)  # for short segments

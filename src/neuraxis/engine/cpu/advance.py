@@ -29,7 +29,7 @@ from neuraxis.compiled.atomics import (
 from neuraxis.engine.codegen import BLOCK, CONSTANTS
 from neuraxis.engine.cpu.learning import deliver_segment, flush, record_post_spike, reward, scale_weights
 from neuraxis.engine.cpu.rates import collect_outputs, gather_inputs, publish_outputs
-from neuraxis.engine.memory import array_of, call_poisson, call_update, f32, f64, i32, i64, u8, u32, u64
+from neuraxis.engine.memory import array_of, call_poisson, call_update, call_window, f32, f64, i32, i64, u8, u32, u64
 from neuraxis.engine.random import mix
 from neuraxis.engine.tables import (
     CALENDAR_FULL,
@@ -104,6 +104,8 @@ def advance(
             # A spike has at most one segment in each slot.
             if tables[i].most + coming + 1 > tables[i].room:
                 return CALENDAR_FULL  # collecting again after that gives the same history
+        if control.window_ring and call_window(control.window_schedule, control.window_ring, t, coming, t - 1):
+            return CALENDAR_FULL
         control.received += coming - own
         if coming > 0:
             lags = i64(control.lags, control.workers)
@@ -115,6 +117,8 @@ def advance(
         timed = t % TIMED_EVERY == 0
         for i in range(tables.shape[0]):
             _deliver_static(control, tables[i], t)
+        if control.window_ring:
+            control.events += call_window(control.window_deliver, control.window_ring, t, 0, 0)
         for i in range(plastic.shape[0]):
             begun = cycles() if timed else 0
             _deliver_plastic(control, plastic[i], t)
