@@ -22,10 +22,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraxis.engine.codegen import BLOCK
 from neuraxis.network import Constant, LogNormal, Network, Normal, Projection, Uniform
 from neuraxis.network.distributions import Distribution, Values
 
-__all__ = ["LONGEST_WINDOW_BITS", "WindowChoice", "choose_windows", "has_several_delays"]
+__all__ = ["BAND", "WindowChoice", "choose_windows", "has_several_delays"]
+
+BAND = 65536  # accumulators, or positions of a ring, that the 16 bits of a synapse can address
 
 SHORTEST_WINDOW_BITS, LONGEST_WINDOW_BITS = 3, 8  # a place in the window is one byte
 
@@ -101,12 +104,17 @@ def choose_windows(network: Network, projections: Sequence[Projection], held: Ma
     sizes = np.array([network.populations[index].n for index in sources], float)
     density = events / sizes[:, None] @ shares  # synapses of a source by delay
 
-    targets = {p.post.index for p in here}
-    positions = sum(held[index] * max(1, len(network.accumulators(network.populations[index]))) for index in targets)
+    rows = {
+        index: max(1, len(network.accumulators(network.populations[index]))) for index in {p.post.index for p in here}
+    }
+    positions = sum(held[index] * row for index, row in rows.items())
+    in_blocks = sum(-(-held[index] // BLOCK) * BLOCK * row for index, row in rows.items())
     step_bytes = positions * (8 if network.is_wide else 4)
     most_bytes = max(LARGEST_RING, RING_BYTES_A_SYNAPSE * float(synapses.sum()))
-    entries = ENTRY_NS / np.maximum(density.sum(axis=1, keepdims=True), 1e-9)  # of the index, for each synapse
-    by_delay = SEGMENT_NS * _segments(density, shares) + entries * np.count_nonzero(shares.sum(axis=0))
+    # The tables of each band of accumulators have an index of their own.
+    entry = ENTRY_NS / np.maximum(density.sum(axis=1, keepdims=True), 1e-9)
+    delays = np.count_nonzero(shares.sum(axis=0))
+    by_delay = SEGMENT_NS * _segments(density, shares) + entry * delays * -(-in_blocks // BAND)
     best, chosen = float((events * by_delay).sum()) / WORTHWHILE, (0, by_delay < 0.0)
     for bits in range(SHORTEST_WINDOW_BITS, LONGEST_WINDOW_BITS + 1):
         ring_bytes = step_bytes << bits
@@ -117,7 +125,7 @@ def choose_windows(network: Network, projections: Sequence[Projection], held: Ma
         windows = np.repeat(np.add.reduceat(density, starts, axis=1), widths, axis=1)
         segments = _segments(windows, shares)
         cost = np.minimum(LONG_SEGMENT_NS * segments, SEGMENT_NS * segments + FETCH_NS * (1.0 - segments))
-        cost += entries * len(starts) + next(ns for most, ns in RING_NS if ring_bytes <= most)
+        cost += entry * len(starts) * -(-positions // BAND) + next(ns for most, ns in RING_NS if ring_bytes <= most)
         worthwhile = cost * WORTHWHILE < by_delay
         total = float((events * np.where(worthwhile, cost, by_delay)).sum())
         if total < best:

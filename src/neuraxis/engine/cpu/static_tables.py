@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.codegen import BLOCK
-from neuraxis.engine.cpu.segments import choose_windows
+from neuraxis.engine.cpu.segments import BAND, choose_windows
 from neuraxis.engine.cpu.synapses import COUNT, NARROW, TALLY_WORDS, WIDE, count_to_starts, scan_targets, sort_rows
 from neuraxis.engine.encoding import EncodedDistribution, EncodedRule, encode_rule
 from neuraxis.engine.placement import Slice
@@ -31,7 +31,6 @@ from neuraxis.network.grid import array_to_steps
 
 __all__ = ["Accumulators", "BuildTally", "Scan", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts"]
 
-BAND = 65536
 _NO_LOAD = np.zeros(0, np.int64)
 _NO_OFFSETS = np.zeros(0, np.uint8)
 _LINE_OF_SUMS = 16  # positions of a ring are aligned to as many
