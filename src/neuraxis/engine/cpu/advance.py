@@ -5,7 +5,8 @@ copies it to the *history* of every shard, `_schedule` enters its segments into 
 synapses, and `_deliver_static` and `_deliver_plastic` add the weights to the *accumulators* of its targets in the step
 in which it arrives. Delivery is deferred: a synapse with delay d is processed d steps after the spike, not when the
 spike is collected. One accumulator per neuron and receptor is therefore enough and stays in the cache; a ring buffer
-with a slot for each delay would not.
+with a slot for each delay would not. Where that would leave about one synapse to a segment, `engine/cpu/windows.py`
+delivers instead, to a short ring.
 
 `advance` returns only between complete steps, so it can be called again at any time.
 """

@@ -5,8 +5,11 @@ the weight. Weights on the receptor's fixed-point scale may need more than 16 bi
 population share a shift, which delivery applies. If its weights differ so much that the smallest would keep fewer than
 12 bits, a projection is stored *wide*: 8 bytes with 32 bits for the weight. A projection whose sources have fewer
 synapses than there are delays is also stored wide, because its index would be larger than the synapses: a wide word
-contains the delay class, and the index has one entry per source. The form depends only on the description, so all
-workers choose the same.
+contains the delay class, and the index has one entry per source. The form decides how weights are rounded, so it
+depends only on the description: all workers choose the same.
+
+Tables of either form are ordered by single delays or by windows of delays (`engine/cpu/segments.py`), which changes no
+result and which each shard chooses for itself.
 """
 
 from __future__ import annotations
