@@ -113,8 +113,10 @@ def choose_windows(network: Network, projections: Sequence[Projection], held: Ma
     most_bytes = max(LARGEST_RING, RING_BYTES_A_SYNAPSE * float(synapses.sum()))
     # The tables of each band of accumulators have an index of their own.
     entry = ENTRY_NS / np.maximum(density.sum(axis=1, keepdims=True), 1e-9)
-    delays = np.count_nonzero(shares.sum(axis=0))
-    by_delay = SEGMENT_NS * _segments(density, shares) + entry * delays * -(-in_blocks // BAND)
+    bands = -(-in_blocks // BAND)
+    by_delay = SEGMENT_NS * _segments(density, shares)
+    alone = by_delay + entry * np.count_nonzero(shares, axis=1) * bands  # if all other delays are delivered by window
+    by_delay = by_delay + entry * np.count_nonzero(shares.sum(axis=0)) * bands
     best, chosen = float((events * by_delay).sum()) / WORTHWHILE, (0, by_delay < 0.0)
     for bits in range(SHORTEST_WINDOW_BITS, LONGEST_WINDOW_BITS + 1):
         ring_bytes = step_bytes << bits
@@ -126,7 +128,7 @@ def choose_windows(network: Network, projections: Sequence[Projection], held: Ma
         segments = _segments(windows, shares)
         cost = np.minimum(LONG_SEGMENT_NS * segments, SEGMENT_NS * segments + FETCH_NS * (1.0 - segments))
         cost += entry * len(starts) * -(-positions // BAND) + next(ns for most, ns in RING_NS if ring_bytes <= most)
-        worthwhile = cost * WORTHWHILE < by_delay
+        worthwhile = (cost * WORTHWHILE < by_delay) & (alone * WORTHWHILE > cost)
         total = float((events * np.where(worthwhile, cost, by_delay)).sum())
         if total < best:
             best, chosen = total, (bits, worthwhile)
