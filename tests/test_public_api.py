@@ -35,6 +35,7 @@ PUBLIC_MODULES = [
     "neuraxis.launch",
     "neuraxis.mesh",
     "neuraxis.network",
+    "neuraxis.network.arithmetic",
     "neuraxis.network.library",
     "neuraxis.network.models",
     "neuraxis.report",
@@ -54,6 +55,7 @@ CONSTANTS = (str, int, float, tuple, dict, timedelta, types.UnionType)
 HEAVY = {"numpy", "numba", "scipy", "torch", "zenoh", "dask", "distributed", "cupy", "matplotlib", "h5py", "msgspec"}
 NEEDED = {
     "neuraxis.network": {"numpy"},
+    "neuraxis.network.arithmetic": {"numpy"},
     "neuraxis.network.library": {"numpy"},
     "neuraxis.network.models": {"numpy"},
     "neuraxis.torch": {"torch", "numpy"},  # it registers a backend with torch

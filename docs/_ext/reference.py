@@ -33,6 +33,7 @@ PACKAGES = {
     "neuraxis.network": "describe spiking networks",
     "neuraxis.network.models": "neuron models",
     "neuraxis.network.library": "networks from the literature",
+    "neuraxis.network.arithmetic": "functions for neuron models, equal on every machine",
     "neuraxis.simulation": "run networks",
     "neuraxis.brain": "brains of regions and pathways",
     "neuraxis.brain.regions": "regions that come with neuraxis",
