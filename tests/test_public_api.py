@@ -455,7 +455,7 @@ def run_examples(name: str) -> int:
     for public, value in public_items(name).items():
         home = sys.modules.get(getattr(value, "__module__", None) or "")
         if home is not None and (name not in FACADES or home.__name__.startswith("neuraxis.comm.")):
-            names = {**vars(home), "np": np, "neuraxis": neuraxis}
+            names = {**vars(home), "np": np, "neuraxis": neuraxis, public: value}
             examples += finder.find(value, f"{name}.{public}", module=home, globs=names)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
     with np.printoptions(legacy=False):

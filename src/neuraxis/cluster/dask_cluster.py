@@ -99,10 +99,9 @@ class DaskCluster:
 
     Examples
     --------
-    ::
-
-        with DaskCluster(n_workers=2) as cluster:
-            squares = cluster.gather(cluster.map(square, range(10)))
+    >>> with DaskCluster(n_workers=1) as cluster:
+    ...     cluster.gather(cluster.map(abs, [-1, 2, -3]))
+    [1, 2, 3]
     """
 
     def __init__(

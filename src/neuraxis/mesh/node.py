@@ -113,13 +113,20 @@ class Node:
 
     Examples
     --------
-    ::
+    Two nodes, which could run on two machines:
 
-        with Node("vision", role="camera") as node:
-            node.subscribe("pfc/control", lambda message: print(message.value))
-            node.serve("look", lambda message: find(message.value))
-            node.publish("objects", {"cup": 0.9})
-            answer = node.request("lang", "parse", "take the cup", timeout=1.0)
+    >>> with Node("vision", mesh="example", role="camera") as vision, Node("motor", mesh="example") as motor:
+    ...     motor.wait_for("vision", timeout=10.0)
+    ...     _ = vision.serve("look", lambda message: message.value.upper())
+    ...     motor.request("vision", "look", "cup", timeout=10.0)
+    ...     objects = motor.subscribe("vision/objects")
+    ...     vision.wait_for_subscribers("objects", timeout=10.0)
+    ...     vision.publish("objects", {"cup": 0.9})
+    ...     objects.get(timeout=10.0).value
+    []
+    'CUP'
+    True
+    {'cup': 0.9}
     """
 
     def __init__(

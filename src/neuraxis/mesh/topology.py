@@ -78,10 +78,14 @@ class Tls:
 
     Examples
     --------
-    ::
+    >>> from pathlib import Path
+    >>> tls = Tls(Path("keys/ca.pem"), Path("keys/vision.pem"), Path("keys/vision.key"))
+    >>> Topology("client", ("tls/robot:7447",), tls=tls).mode
+    'client'
 
-        tls = Tls.from_folder("keys", "vision")
-        node = Node("vision", topology=Topology("client", ("tls/robot:7447",), tls=tls))
+    With the files of ``neuraxis mesh keys init``::
+
+        node = Node("vision", topology=Topology("client", ("tls/robot:7447",), tls=Tls.from_folder("keys", "vision")))
     """
 
     authority: Path

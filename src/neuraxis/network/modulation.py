@@ -78,6 +78,16 @@ class Modulation(ShortRepr):
         Delay of the change after the spike, in ms.
     index : int
         Position among the network's modulations.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_exp)
+    >>> dopamine = network.neuromodulator("dopamine")
+    >>> network.modulate(cells, dopamine, amount=0.01, delay_ms=1.0)
+    Modulation(population='cells', modulator='dopamine', amount=0.01, delay_ms=1)
     """
 
     population: Population

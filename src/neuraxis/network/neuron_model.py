@@ -368,23 +368,24 @@ def neuron_model(
 
     Examples
     --------
-    A leaky integrate-and-fire neuron (in a file, because the source of the function is compiled)::
+    A leaky integrate-and-fire neuron:
 
-        from neuraxis.network import neuron_model
-        from neuraxis.network.arithmetic import exp
-
-        @neuron_model(
-            states={"v_mv": 0.0},
-            receptors=("input_mv",),
-            parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
-            constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
-        )
-        def leaky(v_mv, input_mv, leak, threshold_mv):
-            v_mv = v_mv * leak + input_mv
-            spike = v_mv >= threshold_mv
-            return spike, 0.0 if spike else v_mv
-
-        network.population("E", 1000, leaky(tau_m_ms=10.0))
+    >>> from neuraxis.network import Network, neuron_model
+    >>> from neuraxis.network.arithmetic import exp
+    >>> @neuron_model(
+    ...     states={"v_mv": 0.0},
+    ...     receptors=("input_mv",),
+    ...     parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
+    ...     constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
+    ... )
+    ... def leaky(v_mv, input_mv, leak, threshold_mv):
+    ...     v_mv = v_mv * leak + input_mv
+    ...     spike = v_mv >= threshold_mv
+    ...     return spike, 0.0 if spike else v_mv
+    >>> leaky
+    leaky(tau_m_ms=20, threshold_mv=20)
+    >>> Network().population("E", 1000, leaky(tau_m_ms=10.0))
+    Population('E', 1,000 x leaky)
     """
 
     receptors = _checked_receptors(receptors)
@@ -600,7 +601,20 @@ def _help_text(model: NeuronModel) -> str:
         ("States (initial value)", [(name, value, unit(name)) for name, value in model.states.items()]),
     ):
         parts += _table(title, rows, model.meanings)
+    if model.constants is None and all(not isinstance(value, str) for value in model.signals.values()):
+        parts.append("\n".join(["Examples", "--------", *_example(model)]))
     return "\n\n".join(parts)
+
+
+def _example(model: NeuronModel) -> list[str]:
+    """Return the lines of an example that makes a population, with one of the parameters as it is."""
+    numbers = [f"{name}={value_text(value)}" for name, value in model.parameters.items() if isinstance(value, Number)]
+    used = f"{model.name}({numbers[0]})" if numbers else model.name
+    return [
+        ">>> from neuraxis.network import Network",
+        f'>>> Network().population("cells", 100, {used})',
+        f"Population('cells', 100 x {model.name})",
+    ]
 
 
 def _table(title: str, rows: Sequence[tuple[str, Any, str]], meanings: Mapping[str, str]) -> Iterable[str]:

@@ -94,7 +94,12 @@ class Team:
 
     Examples
     --------
-    In a script::
+    >>> from operator import methodcaller
+    >>> with Team(methodcaller("send", "ready"), 2) as team:
+    ...     team.gather()
+    ['ready', 'ready']
+
+    With a function of one's own, in a script::
 
         from neuraxis import launch
 

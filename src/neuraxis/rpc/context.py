@@ -609,10 +609,21 @@ def init_rpc(
 def current_rpc_context() -> RpcContext:
     """Return the context that was initialized last in this process.
 
+    Returns
+    -------
+    RpcContext
+        The context.
+
     Raises
     ------
     NotInitialized
         There is none.
+
+    Examples
+    --------
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     current_rpc_context() is context
+    True
     """
     if not open_contexts:
         raise NotInitialized(
@@ -624,11 +635,35 @@ def current_rpc_context() -> RpcContext:
 def rpc_sync(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a registered function of another rank or node through the current context; see `RpcContext.rpc_sync`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that is called.
+    name : str
+        Name under which it has registered the function.
+    *args, **kwargs
+        Arguments of the function.
+
+    Returns
+    -------
+    object
+        Result of the function.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    RpcError
+        There is no result; the subclass gives the reason.
+    Exception
+        The exception that the function raised.
+
     Examples
     --------
-    ::
-
-        label = rpc_sync("server", "classify", image)
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     rpc_sync("rank0", "double", 21)
+    42
     """
     return current_rpc_context().rpc_sync(dst, name, *args, **kwargs)
 
@@ -636,12 +671,33 @@ def rpc_sync(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
 def rpc_async(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture:
     """Start a call through the current context and return its future; see `RpcContext.rpc_async`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that is called.
+    name : str
+        Name under which it has registered the function.
+    *args, **kwargs
+        Arguments of the function.
+
+    Returns
+    -------
+    RpcFuture
+        Future of the result.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    NotSerializable
+        An argument cannot be serialized. All other errors are raised by the future.
+
     Examples
     --------
-    ::
-
-        future = rpc_async("server", "classify", image)
-        label = future.wait(timeout=1.0)
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     rpc_async("rank0", "double", 21).wait(timeout=10.0)
+    42
     """
     return current_rpc_context().rpc_async(dst, name, *args, **kwargs)
 
@@ -649,11 +705,36 @@ def rpc_async(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFut
 def remote_object(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
     """Create an object in another process through the current context; see `RpcContext.remote_object`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that creates the object.
+    name : str
+        Name under which it has registered the class or factory.
+    *args, **kwargs
+        Arguments of the class or factory.
+
+    Returns
+    -------
+    RemoteObject
+        Handle whose methods run in the process of the object.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    RpcError
+        The object was not created; the subclass gives the reason.
+    Exception
+        The exception that the class or factory raised.
+
     Examples
     --------
-    ::
-
-        counter = remote_object("server", "Counter", 5)
-        counter.add(3)
+    >>> from collections import Counter
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("Counter", Counter)
+    ...     counter = remote_object("rank0", "Counter", "banana")
+    ...     counter.most_common(1)
+    [('a', 3)]
     """
     return current_rpc_context().remote_object(dst, name, *args, **kwargs)

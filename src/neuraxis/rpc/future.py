@@ -25,11 +25,16 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     Examples
     --------
-    ::
+    >>> from neuraxis.rpc import RpcContext
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     future = context.rpc_async("rank0", "double", 21)
+    ...     future.wait(timeout=10.0)
+    42
 
-        future = rpc_async("server", "classify", image)
-        label = future.wait(timeout=1.0)       # in a thread
-        label = await future                   # in a coroutine
+    In a coroutine::
+
+        label = await future
     """
 
     def __init__(

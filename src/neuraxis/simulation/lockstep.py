@@ -78,11 +78,18 @@ class LockstepExecutor(ShardedExecutor):
 
     Examples
     --------
-    On every rank::
+    >>> from neuraxis.comm import DistributedContext
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_delta
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_delta)
+    >>> from neuraxis.simulation import Simulation
+    >>> with DistributedContext("local") as context:
+    ...     with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
+    ...         simulation.step(5).time_ms
+    0.5
 
-        with DistributedContext(backend="gloo") as context:
-            with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
-                summary = simulation.run(1000.0)
+    On several ranks every rank runs the same lines, with a backend as "shm" or "gloo".
     """
 
     def __init__(self, communicator: Communicator, placement: Placement | None = None) -> None:

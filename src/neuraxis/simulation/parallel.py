@@ -73,10 +73,16 @@ class ParallelExecutor(ShardedExecutor):
 
     Examples
     --------
-    Scripts need the `if __name__ == "__main__":` guard, because workers import the main module::
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_delta
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_delta)
+    >>> from neuraxis.simulation import Simulation
+    >>> with Simulation(network, executor=ParallelExecutor(2, timeout=60.0)) as simulation:
+    ...     simulation.step(5).workers
+    2
 
-        with Simulation(network, executor=ParallelExecutor(2, timeout=60.0)) as simulation:
-            simulation.run(1000.0)
+    Scripts need the guard `if __name__ == "__main__":`, because workers import the main module.
     """
 
     def __init__(

@@ -91,12 +91,15 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Examples
     --------
-    In a program that torchrun starts, with `dist` for `torch.distributed`::
+    >>> import torch, torch.distributed, neuraxis.torch
+    >>> torch.distributed.init_process_group("shm", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> values = torch.ones(3)
+    >>> _ = torch.distributed.all_reduce(values)
+    >>> values.tolist()
+    [1.0, 1.0, 1.0]
+    >>> torch.distributed.destroy_process_group()
 
-        dist.init_process_group("shm")
-        values = torch.ones(3)
-        dist.all_reduce(values)
-        dist.destroy_process_group()
+    In a program that torchrun starts, ``init_process_group("shm")`` needs no further arguments.
     """
 
     def __init__(self, store: Any, communicator: Communicator) -> None:

@@ -54,6 +54,9 @@ class NonMember:
 
     Examples
     --------
+    >>> NonMember((0,), 1, frozenset()).size
+    -1
+
     On rank 1 of two::
 
         group = dist.new_group([0])

@@ -192,6 +192,11 @@ class RpcChannel(ChunkedChannel):
 
     Examples
     --------
+    >>> from neuraxis.rpc import RpcContext
+    >>> with RpcContext("shm", world_size=1, rank=0) as context, RpcChannel(context) as channel:
+    ...     channel.is_present("rank0")
+    True
+
     In the process of the server, with a context of at least three processes::
 
         channel = RpcChannel(rpc_context)
