@@ -133,7 +133,13 @@ class ParallelExecutor(ShardedExecutor):
             raise
 
     def move(self, placement: Placement) -> None:
-        """Redistribute the neurons over the workers. Their states are lost: restore them."""
+        """Redistribute the neurons over the workers. Their states are lost: restore them.
+
+        Parameters
+        ----------
+        placement : Placement
+            Neurons of each worker.
+        """
         assert self._setup is not None
         if self._team is None:
             raise ShardFailed(_ENDED)
@@ -194,7 +200,20 @@ class ParallelExecutor(ShardedExecutor):
             region.close()
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
-        """Send a command to all workers and return their replies, by rank."""
+        """Call a method of every worker's `ShardRunner`.
+
+        Parameters
+        ----------
+        command : str
+            Name of the method.
+        *arguments
+            Its arguments.
+
+        Returns
+        -------
+        list
+            The replies, by rank.
+        """
         if self._team is None:
             raise ShardFailed(_ENDED)
         try:

@@ -178,6 +178,11 @@ class ServerWorker:
     def pull(self) -> int:
         """Receive the server's parameters as soon as this worker may proceed, and return their version.
 
+        Returns
+        -------
+        int
+            Version of the parameters.
+
         Raises
         ------
         RequestTimeout
