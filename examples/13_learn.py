@@ -9,8 +9,7 @@ from typing import Annotated
 import matplotlib.pyplot as plt
 from cyclopts import App, Parameter
 
-from neuraxis.brain import Brain
-from neuraxis.brain.tasks import CueActionTask
+from neuraxis.brain import Brain, CueActionTask
 
 app = App(help=__doc__, version_flags=[])
 

@@ -3,8 +3,7 @@
 import os
 import time
 
-from neuraxis.brain import Brain, BrainBuilder
-from neuraxis.brain.mesh import mesh_executor
+from neuraxis.brain import Brain, BrainBuilder, mesh_executor
 
 
 def small_brain():

@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from neuraxis import Network, Simulation
-from neuraxis.network.models.catalogue import built_in_models
+from neuraxis.network import models
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--points", type=int, default=100, help="currents of a curve")
@@ -23,8 +23,9 @@ options = parser.parse_args()
 
 network = Network(dt_ms=0.1)
 curves = {}
-for name, model in built_in_models().items():
-    if not model.takes_current or name.startswith("rate_"):
+for name in models.__all__:
+    model = getattr(models, name)
+    if not getattr(model, "takes_current", False) or name.startswith("rate_"):
         continue
     largest = 20.0 if name == "izhikevich" else 1000.0  # the current of Izhikevich's model has no unit
     currents = np.linspace(0.0, largest, options.points)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import measurements
-from measurements import FOLDER, ROLES, Measured, figure, markdown
+from measurements import FOLDER, QUICK, ROLES, Measured, figure, markdown
 
 TABLE = {"title": "all_reduce", "headings": ["size", "shm µs", "ratio"], "rows": [["4 B", "2.1", "50x"]], "meaning": ""}
 
@@ -78,6 +78,18 @@ def test_a_sentence_takes_its_figures_from_a_file(tmp_path: Path, monkeypatch: p
             figure(wrong)
 
 
+def test_rows_with_the_same_name_are_told_apart_by_their_second_cell(tmp_path: Path) -> None:
+    rows = [["small", "1", "-"], ["small", "2", "1.55x"], ["tiny", "1", "-"]]
+    table = {"title": "Brains", "headings": ["brain", "workers", "speedup"], "rows": rows}
+    data = {"command": "c", "date": "2026-11-17T09:00:00Z", "machine": {}, "report": {"tables": [table]}}
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    measured = Measured(tmp_path / "a.json")
+    assert measured.cell("Brains", "small, 2", "speedup") == "1.55x"
+    assert measured.cell("Brains", "tiny", "workers") == "1"
+    with pytest.raises(ValueError, match="there is no 'small', but small, 1, small, 2, tiny"):
+        measured.cell("Brains", "small", "speedup")
+
+
 def test_a_busy_machine_is_named(tmp_path: Path) -> None:
     path = tmp_path / "busy.json"
     data = {
@@ -93,3 +105,17 @@ def test_a_busy_machine_is_named(tmp_path: Path) -> None:
         "a shared host",
         "The load average was 3.0 before the start: the machine may not have been idle.",
     ]
+
+
+def test_a_quick_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"date": "2026-11-17T09:00:00Z", "machine": {"cores": "2 usable of 4"}, "report": {}}
+    for name, command in {
+        "whole.json": "neuraxis bench mesh --json",
+        "quick.json": "neuraxis bench mesh --quick --json",
+    }.items():
+        (tmp_path / name).write_text(json.dumps({**facts, "command": command}))
+    monkeypatch.setattr(measurements, "FOLDER", tmp_path)
+    assert Measured(tmp_path / "whole.json").remarks == []
+    assert Measured(tmp_path / "quick.json").remarks == [QUICK]
+    assert ROLES["measured-on"]("whole.json") == "2 cores, 17 November 2026"
+    assert ROLES["measured-on"]("quick.json") == "2 cores, 17 November 2026, a quick run"

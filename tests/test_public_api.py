@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import neuraxis
+from neuraxis.imports import _public_names
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 60
@@ -111,6 +112,41 @@ def test_unknown_names_are_attribute_errors(name: str) -> None:
         _ = module.no_such_name
     assert raised.value.name == "no_such_name"  # from both of these Python makes "Did you mean: ...?"
     assert raised.value.obj is module
+
+
+def test_a_name_of_another_public_module_leads_to_it() -> None:
+    """As `from neuraxis import AllToAll`: the error has the place, and nothing is imported to find it."""
+    program = (
+        "import sys\n"
+        "try:\n"
+        "    from neuraxis import AllToAll\n"
+        "except ImportError as error:\n"
+        "    print(error, '|', error.name)\n"
+        "import neuraxis\n"
+        "try:\n"
+        "    neuraxis.lif_exp\n"
+        "except AttributeError as error:\n"
+        "    print(error)\n"
+        "print(hasattr(neuraxis, 'AllToAll'))\n"
+        f"print({HEAVY!r} & set(sys.modules), [one for one in sys.modules if one.startswith('neuraxis.network')])\n"
+        "from neuraxis import version\n"  # a module that is not public
+    )
+    imported, read, has, loaded = run_python(program).splitlines()
+    assert imported == (
+        "cannot import name 'AllToAll' from 'neuraxis': it is in neuraxis.network. Write from neuraxis.network import "
+        "AllToAll | neuraxis"
+    )
+    assert read == "module 'neuraxis' has no attribute 'lif_exp'; there is neuraxis.network.models.lif_exp"
+    assert (has, loaded) == ("False", "set() []")
+    with pytest.raises(ImportError, match=r"'neuraxis\.mesh': it is in neuraxis\.simulation\. Write"):
+        from neuraxis.mesh import MeshExecutor  # noqa: F401
+    with pytest.raises(ImportError, match=r"cannot import name 'no_such_name' from 'neuraxis' \("):
+        from neuraxis import no_such_name  # noqa: F401
+
+
+def test_places_of_names_are_those_of_the_public_modules() -> None:
+    """The places are read from the sources, without an import."""
+    assert _public_names() == {name: frozenset(importlib.import_module(name).__all__) for name in PUBLIC_MODULES}
 
 
 def test_no_submodule_hides_a_public_name() -> None:

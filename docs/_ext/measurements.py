@@ -16,12 +16,13 @@ Two roles put figures into sentences, so that a sentence and its table cannot di
 
     {measured}`mesh.json; Messages; request 64 B; ours p50 µs`
 
-inserts a cell: the file, the first words of the table's title, the row by its first cell, and the column. Two cells
-with ` / ` between them give their ratio with two digits.
+inserts a cell: the file, the first words of the table's title, the row by its first cell, and the column. Where several
+rows have the same first cell, as `large`, name the second one, too: `large, 2`. Two cells with ` / ` between them give
+their ratio with two digits.
 
     {measured-on}`mesh.json`
 
-inserts the number of cores and the date.
+inserts the number of cores and the date, and says so if it was a quick run.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from sphinx.util.docutils import SphinxRole
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 HARDWARE = ("cpu", "cores", "memory", "gpu", "cuda", "kernel")
 NEEDED = ("command", "date", "machine", "report")
+QUICK = "A quick run (`--quick`), shorter than the whole benchmark: single figures scatter more."
 
 
 @dataclass(frozen=True)
@@ -80,22 +82,32 @@ class Measured:
         )
 
     @property
+    def is_quick(self) -> bool:
+        return "--quick" in self.command.split()
+
+    @property
     def circumstances(self) -> str:
-        """Return the number of cores and the date, for a sentence."""
-        return f"{self.data['machine']['cores'].split()[0]} cores, {self.date:%-d %B %Y}"
+        """Return the number of cores and the date, for a sentence, and whether it was a quick run."""
+        facts = f"{self.data['machine']['cores'].split()[0]} cores, {self.date:%-d %B %Y}"
+        return f"{facts}, a quick run" if self.is_quick else facts
 
     def cell(self, title: str, row: str, column: str) -> str:
-        """Return a cell: by the first words of the table's title, the row's first cell, and the column's heading."""
+        """Return a cell: by the first words of the table's title, the first cell of the row or two, and the column."""
         tables = self.data["report"]["tables"]
         titles = [one["title"] for one in tables]
         table = tables[_place(titles, title, whole=False)]
-        found = table["rows"][_place([one[0] for one in table["rows"]], row)]
-        return str(found[_place(table["headings"], column)])
+        rows = table["rows"]
+        firsts = [one[0] for one in rows]
+        names = [
+            first if firsts.count(first) == 1 else ", ".join(one[:2]) for first, one in zip(firsts, rows, strict=True)
+        ]
+        return str(rows[_place(names, row)][_place(table["headings"], column)])
 
     @property
     def remarks(self) -> list[str]:
-        """Return the note of whoever measured, and a warning if the machine was busy."""
-        found = [self.data["note"]] if self.data.get("note") else []
+        """Return whether it was a quick run, the note of whoever measured, and a warning if the machine was busy."""
+        found = [QUICK] if self.is_quick else []
+        found += [self.data["note"]] if self.data.get("note") else []
         if self.data.get("busy"):
             load = self.data["load_before"]
             found.append(f"The load average was {load:.1f} before the start: the machine may not have been idle.")

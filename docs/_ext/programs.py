@@ -41,6 +41,7 @@ from sphinx.errors import ExtensionError
 from example_runs import EXAMPLES, run_command, sources
 
 PAGES = "program_pages"  # in env.temp_data: the page that is being read
+LANGUAGES = {".py": "python", ".mjs": "javascript", ".toml": "toml", ".sh": "bash", ".json": "json"}
 COLUMNS = 88  # of the terminal that commands print to: as many as a page shows beside its sidebars
 
 
@@ -104,7 +105,7 @@ class File(Directive):
         page.add("file", name, text)
         (page.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (page.folder / name).write_text(text)
-        language = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}.get(Path(name).suffix, "text")
+        language = LANGUAGES.get(Path(name).suffix, "text")
         block = nodes.literal_block(text, text, language=language)
         caption = nodes.caption("", "", nodes.literal(name, name))
         facts: dict[str, Any] = {"literal_block": True, "classes": ["literal-block-wrapper"], "program": "file"}

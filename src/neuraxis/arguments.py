@@ -16,6 +16,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn, TypeGuard, TypeVar
 
 import numpy as np
@@ -43,6 +44,7 @@ __all__ = [
     "not_negative",
     "number",
     "one_of",
+    "path_of",
     "plain",
     "positive",
     "read_only",
@@ -143,6 +145,13 @@ def label(value: object, name: str) -> str:
     if not value.strip():
         raise InvalidArgument(f"{name}={value!r}: must not be empty")
     return value
+
+
+def path_of(value: object, name: str) -> Path:
+    """Return the path that is given as text or as a Path."""
+    if not isinstance(value, str | Path):
+        raise InvalidType(f"{name}={value!r}: the path of a file or folder is expected, not {type(value).__name__}")
+    return Path(value)
 
 
 def one_of(value: object, name: str, choices: Iterable[str]) -> str:

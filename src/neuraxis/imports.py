@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import FrameType
+
+_FACADE = "neuraxis.distributed"  # its names are elsewhere, too
 
 __all__ = ["import_folder", "install_command", "installed", "lazy_names", "loaded", "require"]
 
@@ -75,8 +78,19 @@ def lazy_names(
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")  # which also makes it an attribute of the package
         if name not in home_of:
+            home = _public_home(name)
+            if home and _is_import(sys._getframe(1)) and not _is_submodule(package, name):
+                # Python has an error of its own for an AttributeError here, which would not say where the name is.
+                raise ImportError(
+                    f"cannot import name {name!r} from {package!r}: it is in {home}. Write from {home} import {name}",
+                    name=package,
+                )
             # With the name and the object, Python adds the closest public name: "Did you mean: 'FixedInDegree'?"
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{f'; there is {home}.{name}' if home else ''}",
+                name=name,
+                obj=sys.modules[package],
+            )
         if require is not None:
             require()
         value = getattr(importlib.import_module(home_of[name]), name)
@@ -87,6 +101,52 @@ def lazy_names(
         return sorted(sys.modules[package].__all__)
 
     return load, public_names
+
+
+# --- names that are elsewhere ---------------------------------------------------------------------------------
+
+
+def _public_home(name: str) -> str:
+    """Return the public module that has a name; "" if there is none. It reads `__all__` and imports nothing."""
+    if name.startswith("_"):
+        return ""
+    found = [module for module, names in _public_names().items() if name in names]
+    return min(found, key=lambda module: (module == _FACADE, module), default="")
+
+
+@lru_cache(maxsize=1)
+def _public_names() -> dict[str, frozenset[str]]:
+    """Return `__all__` of each public module: the top level, and `modules` of its calls of `lazy_names` and theirs."""
+    import ast
+    from pathlib import Path
+
+    found: dict[str, frozenset[str]] = {}
+    top = __name__.partition(".")[0]
+    waiting = [(top, Path(__file__).resolve().parent)]
+    while waiting:
+        module, place = waiting.pop()
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                found[module] = frozenset(ast.literal_eval(node.value))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy_names":
+                (modules,) = [one.value for one in node.keywords if one.arg == "modules"] or [ast.List([])]
+                waiting += [(f"{module}.{one}", place / one) for one in ast.literal_eval(modules)]
+    return found
+
+
+def _is_import(caller: FrameType) -> bool:
+    """Return True if a frame is that of `from package import name`, which asks the package for the name first."""
+    return caller.f_code.co_name == "_handle_fromlist" and "importlib" in caller.f_code.co_filename
+
+
+def _is_submodule(package: str, name: str) -> bool:
+    """Return True if `from package import name` would import a module that is not public."""
+    folders = getattr(sys.modules[package], "__path__", [])
+    endings = (f"{name}.py", f"{name}/__init__.py")
+    from pathlib import Path
+
+    return any(Path(folder, ending).is_file() for folder in folders for ending in endings)
 
 
 # --- optional packages ------------------------------------------------------------------------------------

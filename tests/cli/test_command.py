@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from neuraxis.cli.errors import EXIT_CODES, RENAMED, exit_code, rename_options
+from neuraxis.cli.launch import ELSEWHERE, _mark_script
+from neuraxis.cli.launch import _options as launch_options
 from neuraxis.errors import InvalidArgument, MeshError, SpecError
 
 LIMIT_S = 100
@@ -55,6 +58,13 @@ def test_help_lists_commands_and_exit_codes() -> None:
         (["bench", "collectives", "-n", "two"], "neuraxis bench collectives: Invalid value for -n: "),
         (["launch", "-n", "two", "x.py"], "neuraxis launch: Invalid value for -n: "),
         (["launch", "-n", "0", "x.py"], "neuraxis launch: "),
+        (["launch", "--nproc-per-node", "2", "x.py"], "neuraxis launch: unknown option --nproc-per-node: write -n, "),
+        (["launch", "--nproc_per_node=2", "x.py"], "neuraxis launch: unknown option --nproc_per_node: write -n, "),
+        (["launch", "-np", "2", "x.py"], "neuraxis launch: unknown option -np: write -n, "),
+        (["launch", "--nnodes=2", "x.py"], "neuraxis launch: unknown option --nnodes: write --nodes; "),
+        (["launch", "--node_rank", "0", "x.py"], "neuraxis launch: unknown option --node_rank: write --node-rank; "),
+        (["launch", "-n", "2", "--master_addr=h", "x.py"], "neuraxis launch: unknown option --master_addr: write --ma"),
+        (["launch", "--standalone", "x.py"], "neuraxis launch: unknown option --standalone: leave it out, "),
         (["echo"], "neuraxis echo: "),
     ],
 )
@@ -63,6 +73,18 @@ def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], line: str) ->
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(line)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_of_other_launchers_lead_to_options_that_exist() -> None:
+    """After the script they are the script's."""
+    known = {name for argument in launch_options.assemble_argument_collection() for name in argument.names}
+    for old, text in ELSEWHERE.items():
+        assert old not in known
+        named = set(re.findall(r"(?<!\w)--?[a-z][a-z-]*", text))
+        assert named <= known, old
+        assert named or "leave it out" in text
+    words = ["--no-prefix", "-n", "2", "x.py", "-np", "3", "--nnodes=2"]
+    assert _mark_script(words) == [*words[:3], "--", *words[3:]]
 
 
 def test_exit_codes_separate_usage_errors_from_failures() -> None:

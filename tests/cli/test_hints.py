@@ -13,6 +13,7 @@ from cyclopts import App
 import neuraxis
 from neuraxis.cli import app
 from neuraxis.cli.errors import RENAMED
+from neuraxis.cli.launch import ELSEWHERE as OPTIONS_ELSEWHERE
 from neuraxis.cli.launch import _options as launch_options
 
 PACKAGE = Path(neuraxis.__file__).parent
@@ -23,7 +24,7 @@ OTHERS = {
     "cli/__init__.py": {"--install-completion"},  # a command
     "cli/doctor.py": {"--shm-size"},
     "cli/errors.py": {old for renamed in RENAMED.values() for old in renamed},
-    "cli/launch.py": {"--epochs"},
+    "cli/launch.py": {"--epochs", *OPTIONS_ELSEWHERE},
     "cli/sweep.py": {"--host", "--port", "--nworkers", "--nthreads"},
     "process/supervisor.py": {"--time"},  # an arrow
     "simulation/parallel.py": {"--shm-size"},  # of Docker

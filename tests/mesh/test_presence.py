@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -655,6 +656,25 @@ def test_an_isolated_node_warns(join: Join, child: Start, caplog: pytest.LogCapt
     join("third")
     until(lambda: not base.alone, "it to see another one")
     assert sum("sees no other node" in text for text in caplog.messages) == 1
+
+
+def test_a_node_that_the_last_other_one_has_left_by_closing_does_not_warn(
+    join: Join, child: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "neuraxis.mesh")
+    base, killed, other = join("base"), child(NODE, "killed"), child(NODE, "other")
+    assert (killed.receive(), other.receive()) == ("ready", "ready")
+    assert base.wait_for(["killed", "other"], LIMIT_S) == []
+    killed.process.kill()
+    until(lambda: names(base) == ["other"], "it to be gone")
+    until(lambda: base._links is not None and base._links._vanished == 1, "it to be counted")
+    other.send("end")
+    until(lambda: base.alone, "it to be alone")
+    until(lambda: any("'base' sees no other node" in text for text in caplog.messages), "the line")
+    lines = [record for record in caplog.records if "sees no other node" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.INFO]
+    assert lines[0].getMessage().endswith("the last one has closed")
+    assert base._membership._leaving == set()
 
 
 @pytest.mark.parametrize("kind", ["local", "router"])

@@ -75,6 +75,17 @@ def test_a_handler_that_raises_is_counted_and_called_again(join: Join) -> None:
     assert subscription.counts() == Counts(received=4, handler_errors=2)
 
 
+def test_an_error_of_a_handler_is_logged_once(join: Join, caplog: pytest.LogCaptureFixture) -> None:
+    sender, receiver = join("sender"), join("receiver")
+    subscription = receiver.subscribe("sender/*", lambda message: 1 / 0)
+    meet(sender, receiver)
+    sender.publish("number", 1)
+    until(lambda: subscription.counts().handler_errors == 1, "it")
+    (record,) = [one for one in caplog.records if "sender/number" in one.getMessage()]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
 def test_a_handler_that_always_raises_logs_one_traceback(join: Join, caplog: pytest.LogCaptureFixture) -> None:
     sender, receiver = join("sender"), join("receiver")
     subscription = receiver.subscribe("sender/*", lambda message: 1 / 0, depth=1000)

@@ -47,6 +47,7 @@ def of_numpy(v): return np.exp(v)
 def counting(v):
     global COUNT
     return v
+def reaching(v): return v + m
 """
 LINE = BEFORE.count("\n") + 3  # of the first statement of a model
 
@@ -91,6 +92,7 @@ MISTAKES: list[tuple[Any, ...]] = [
     ("y = helper()", "lacks the argument 'v'"),
     ("y = variadic(x, x)", "plain ones"),
     ("helper(x)", "`helper(x)`. Assign it"),
+    ("y = reaching(x)", "reaching uses 'm', which is neither one of its arguments nor", 16 - LINE),
     ("y = without(x)", "not on every path"),
     ("y = sometimes(x)", "not on every path"),
     ("y = generated(x)", "yield", 10 - LINE),
@@ -159,7 +161,14 @@ MISTAKES: list[tuple[Any, ...]] = [
     ("return x", "return (spike, x)"),
     ("return False, x, x", "return (spike, x)"),
     ("return [False, x]", "return (spike, x)"),
-    ("return", "return (spike, x)"),
+    ("return", "`return` returns nothing; return (spike, x)"),
+    ("return False, exp", "the function 'exp' without a call cannot be used in a model: `exp`. Write exp(...)"),
+    ("return False, helper", "the function 'helper' without a call"),
+    ("return abs, x", "the function 'abs' without a call"),
+    ("y = exponential + x", "the function 'exponential' without a call"),
+    ("return False, (x, 1.0)", "`(x, 1.0)` is returned for the state 'x', which is one number"),
+    ("return False, TWO", "`TWO` is returned for the state 'x', which is one number"),
+    ("return two(x), x", "`two(x)` is returned for the spike, which is one number"),
     ("y = x" + " + x" * 700, "several statements", -1),
 ]  # fmt: skip
 

@@ -84,7 +84,7 @@ BODY = "def m(v):\n    return False, v\n"
         ("def m(v):\n    x = 1\n    return False, (v\n       + (x << v))\n", r"m, made\.txt, line 4: .*`x << v`"),
         ("def g(v):\n    return v << 2\n\n\ndef m(v):\n    return False, g(v)\n", r"made\.txt, line 2: .*`v << 2`"),
         ("def m(v):\n    if v > 0.0:\n        return False, v\n", r"m, made\.txt, line 1: not every path"),
-        ("def m(v):\n    return False\n", r"m, made\.txt, line 2: return \(spike, v\)"),
+        ("def m(v):\n    return False\n", r"m, made\.txt, line 2: .*one value; return \(spike, v\)"),
         ("def m(w):\n    return False, w\n", r"m, made\.txt, line 1: .*does not take the state 'v'"),
         ("import os\n" + BODY, r"made\.txt, line 1: `import os` cannot be used around a model"),
         ("X = open('a')\n" + BODY, r"X, made\.txt, line 1: `open\('a'\)` cannot be used in an expression"),
@@ -188,3 +188,68 @@ def test_a_function_without_a_source_file_is_refused_with_a_hint() -> None:
 def test_a_name_has_one_meaning(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=f"m: {message}; .* Rename one of them"):
         neuron_model_from_source("def m(v, a):\n    return False, v + a", states={"v": 1.0}, **given)
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "meaning"),
+    [
+        ("tau_ms", {"parameters": {"tau_ms": 5.0}}, "a parameter"),
+        ("dt_ms", {}, "the length of a step"),
+        ("current_pa", {}, "a value of the engine"),
+        ("leak", {"constants": {"leak": "0.5"}}, "a constant"),
+        ("leak", {"constants": lambda p, dt_ms: {"leak": 0.5}}, "a constant"),
+        ("TABLE[0]", {"parameters": {"TABLE": 5.0}}, "a parameter"),
+    ],
+)
+def test_a_number_around_a_function_does_not_hide_one_of_the_model(
+    read: str, given: dict[str, Any], meaning: str
+) -> None:
+    """The function would read the number, and the parameter of the same name would have no effect."""
+    name = read.removesuffix("[0]")
+    value = "(1.0, 2.0)" if read != name else "3.0"
+    text = f"{name} = {value}\ndef m(v):\n    return v > {read}, v"
+    what = "table" if read != name else "number"
+    message = (
+        rf"m, made\.txt, line \d: the function reads the {what} '{name}' around it; in the model, '{name}' is "
+        rf"{meaning}\. Add it to the arguments to read that, or rename the {what}"
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        neuron_model_from_source(text, states={"v": 1.0}, filename="made.txt", **given)
+    taken = text.replace("m(v)", f"m(v, {name})").replace("[0]", "")
+    neuron_model_from_source(taken, states={"v": 1.0}, **given)
+
+
+tau_ms = 3.0
+
+
+def test_a_number_of_the_module_or_of_an_enclosing_function_does_not_hide_a_parameter() -> None:
+    g_leak = 2.0
+
+    def of_module(v):  # type: ignore[no-untyped-def]
+        return v > tau_ms, v
+
+    def of_closure(v):  # type: ignore[no-untyped-def]
+        return v > g_leak, v
+
+    for function, name in ((of_module, "tau_ms"), (of_closure, "g_leak")):
+        neuron_model(states={"v": 0.0})(function)
+        with pytest.raises(InvalidArgument, match=f"the function reads the number '{name}' around it; .* a parameter"):
+            neuron_model(states={"v": 0.0}, parameters={name: 1.0})(function)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kind"),
+    [
+        ("v", {}, "state"),
+        ("a", {"receptors": ("a",)}, "receptor"),
+        ("a", {"rate_inputs": ("a",)}, "rate input"),
+        ("a", {"signals": {"a": 1.0}}, "signal"),
+        ("dt_ms", {"parameters": {"a": 1.0}}, "length of a step"),
+    ],
+)
+def test_a_constant_has_a_name_of_its_own(name: str, given: dict[str, Any], kind: str) -> None:
+    """The constant would have no effect."""
+    text = "def m(v, a):\n    return False, v + a"
+    for constants in ({name: "0.5"}, lambda p, dt_ms: {name: 0.5}):
+        with pytest.raises(InvalidArgument, match=f"m, .*: the constant '{name}' has the name of the {kind}; "):
+            neuron_model_from_source(text, states={"v": 1.0}, constants=constants, **given)  # type: ignore[arg-type]

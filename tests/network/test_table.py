@@ -4,7 +4,7 @@ import html
 import re
 
 from neuraxis.network import STDP, AllToAll, Constant, Explicit, FixedInDegree, Network, Normal, OneToOne, Values
-from neuraxis.network.network import brief
+from neuraxis.network.summary import brief
 from tests.network.neurons import one_of_everything, two_receptors
 
 
@@ -71,7 +71,7 @@ def test_a_prompt_and_a_notebook_show_the_same_tables():
     shown = network._repr_html_()
     for part in str(network).split("\n\n")[1:]:
         title, columns, *rows = cells(part)
-        assert f"<caption>{title[0]}</caption>" in shown
+        assert f"<p>{title[0]}</p>" in shown
         for cell in {cell for line in (columns, *rows) for cell in line}:
             assert html.escape(cell) in shown
     assert "<td>E-&gt;E</td>" in shown

@@ -124,7 +124,7 @@ def test_invalid_options_are_reported(launch, words, complaint):
 
 def test_a_script_that_is_not_there(launch):
     status, _, err = launch("-n", "2", "absent.py")
-    assert status == 1
+    assert status == 2
     assert "absent.py" in err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -19,15 +20,93 @@ def test_exit_code_traceback_and_last_lines(launch):
     """)
     status, _, err = launch("-n", "3", script)
     assert status == 1
+    before, _, summary = err.partition("\n\nneuraxis launch: ")
+    assert before.splitlines()[0] == "[rank 1] Traceback (most recent call last):"
+    assert "in inner" in before
+    assert before.splitlines()[-1] == "[rank 1] ValueError: the reason"
+    assert re.fullmatch(
+        r"rank 1 \(pid \d+\) failed with exit code 1: ValueError: the reason\n"
+        r"  ranks 0, 2 ended by the launcher, SIGTERM \(signal 15\)\n",
+        summary,
+    )
+
+
+def test_the_last_lines_of_a_rank_that_ends_without_an_exception(launch):
+    script = launch.script("""
+        if os.environ["RANK"] != "1":
+            signal.pause()
+        for i in range(100):
+            print("line", i)
+        os._exit(3)
+    """)
+    status, _, err = launch("-n", "3", script)
+    assert status == 3
     summary = err[err.index("neuraxis launch:") :]
     assert "rank 1 (pid " in summary
-    assert "failed with exit code 1" in summary
+    assert "failed with exit code 3\n  its last lines:\n    line 80\n" in summary
     assert "line 99" in summary
     assert "line 50\n" not in summary
-    assert "in inner" in summary
-    assert "ValueError: the reason" in summary
-    assert "rank 0: ended by the launcher, SIGTERM" in summary
-    assert "rank 2: ended by the launcher, SIGTERM" in summary
+
+
+def test_one_traceback_and_one_line_for_ranks_that_lost_the_one_that_raised(launch):
+    script = launch.script("""
+        import neuraxis
+        with neuraxis.DistributedContext() as context:
+            if context.rank == 1:
+                raise ValueError("the reason")
+            context.world.barrier()
+    """)
+    status, _, err = launch("-n", "4", script)
+    assert status == 1
+    assert re.fullmatch(
+        r"\[rank 1\] Traceback \(most recent call last\):\n"
+        r"(\[rank 1\]   .*\n)+"
+        r"\[rank 1\] ValueError: the reason\n"
+        r"\n"
+        r"neuraxis launch: rank 1 \(pid \d+\) failed with exit code 1: ValueError: the reason\n"
+        r"  ranks 0, 2-3 failed too, exit code 1: PeerLost: rank 1 raised ValueError: the reason; noticed in .*\n",
+        err,
+    ), err
+
+
+def test_the_same_traceback_of_all_ranks_is_written_once_and_another_one_too(launch):
+    script = launch.script("""
+        if os.environ["RANK"] == "2":
+            while len([name for name in os.listdir() if name.startswith("done")]) < 2:
+                pass
+            time.sleep(0.3)
+            raise KeyError("another")
+        open("done" + os.environ["RANK"], "w").close()
+        raise ValueError("the reason")
+    """)
+    status, _, err = launch("-n", "3", script)
+    assert status == 1
+    assert err.count("ValueError: the reason\n[") + err.count("] ValueError: the reason\n\n") == 1
+    assert err.count("] KeyError: 'another'") == 1
+    assert err.splitlines()[-1].endswith(
+        "failed too, exit code 1: ValueError: the reason; rank 2 failed too, exit code 1: KeyError: 'another'"
+    )
+
+
+def test_a_traceback_that_is_caught_is_written_while_the_rank_goes_on(launch):
+    script = launch.script("""
+        import traceback
+        try:
+            raise ValueError("caught")
+        except ValueError:
+            traceback.print_exc()
+        print("and on", file=sys.stderr)
+        from neuraxis.errors import PeerLost
+        try:
+            raise PeerLost("rank 9 has gone", rank=9)
+        except PeerLost:
+            traceback.print_exc()
+    """)
+    status, _, err = launch("-n", "1", script)
+    assert status == 0
+    lines = err.splitlines()
+    assert lines.index("[rank 0] ValueError: caught") < lines.index("[rank 0] and on")
+    assert lines[-1] == "[rank 0] neuraxis.errors.PeerLost: rank 9 has gone"
 
 
 @pytest.mark.parametrize("code", [3, 77])
@@ -35,7 +114,7 @@ def test_the_exit_code_is_the_ranks(launch, code):
     status, _, err = launch("-n", "2", launch.script(f"sys.exit({code} if os.environ['RANK'] == '0' else 0)"))
     assert status == code
     assert f"rank 0 (pid {err.split('(pid ')[1].split(')')[0]}) failed with exit code {code}" in err
-    assert "rank 1: finished with exit code 0" in err
+    assert "  rank 1 finished with exit code 0" in err
 
 
 def test_death_by_a_signal(launch):
@@ -62,8 +141,8 @@ def test_the_cause_is_named_rather_than_ranks_that_lost_a_peer(launch):
     status, _, err = launch("-n", "3", script)
     assert status == 1
     assert "neuraxis launch: rank 1 (pid" in err
-    assert "rank 0: failed too, exit code 1: neuraxis.errors.PeerLost: rank 1 has gone" in err
-    assert "rank 2: failed too" in err
+    assert "ranks 0, 2 failed too, exit code 1: PeerLost: rank 1 has gone" in err
+    assert err.count("Traceback") == 1
 
 
 def test_survivors_can_read_how_a_rank_died(launch):
@@ -99,7 +178,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(launch):
     """)
     status, _, err = launch("-n", "2", "--grace", "0.3", script)
     assert status == 4
-    assert "rank 1: ended by the launcher, SIGKILL" in err
+    assert "rank 1 ended by the launcher, SIGKILL" in err
 
 
 def test_grandchildren_have_time_to_clean_up(launch):

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from safetensors.numpy import load_file, save_file
 
 from neuraxis.errors import CheckpointError
 from neuraxis.network import STDP, Explicit, FixedInDegree, HomeostaticScaling, Network, Normal, OneToOne, Uniform
-from neuraxis.network.models import lif_delta, lif_exp, spike_source
+from neuraxis.network.models import lif_cond_exp, lif_delta, lif_exp, spike_source
 from neuraxis.simulation import Simulation
+from neuraxis.simulation.checkpoint import describe_network
 from neuraxis.store.states import json_sum
 from tests.simulation.by_turns import ByTurns
 from tests.simulation.long_run import next_line, started
@@ -340,6 +342,66 @@ def test_a_long_array_of_weights_with_one_other_value(tmp_path: Path) -> None:
     weights[1500] = 2.0
     with Simulation(with_values(weights)) as simulation:
         refused(simulation, tmp_path, r"was saved from another network")
+
+
+@pytest.mark.parametrize(
+    ("here", "match"),
+    [
+        ({"tau_m_ms": 11.0}, r"tau_m_ms was 10 to 12 \(sha256 \w+\), here it is 11\.0"),
+        ({"tau_m_ms": [10.0, 12.0, 12.0]}, r"tau_m_ms was 10 to 12 \(sha256 \w+\), here it is 10 to 12 \(sha256 \w+\)"),
+        ({"v_threshold_mv": -54.0}, r"v_threshold_mv was -55\.0, here it is -54\.0"),
+    ],
+)
+def test_parameters_of_single_neurons_are_part_of_a_network(tmp_path: Path, here: dict[str, Any], match: str) -> None:
+    """The error names the first population and parameter that differ."""
+
+    def network(**given: Any) -> Network:
+        made = Network(seed=1)
+        made.population("others", 2, lif_delta)
+        made.population("cells", 3, lif_exp(**{"tau_m_ms": [10.0, 11.0, 12.0], "v_threshold_mv": -55.0, **given}))
+        made.record("cells")
+        return made
+
+    with Simulation(network()) as simulation:
+        simulation.step(5)
+        simulation.save(tmp_path)
+    with Simulation(network(**here)) as simulation:
+        refused(simulation, tmp_path, f"population 'cells': parameter {match}")
+    with Simulation(network(tau_m_ms=np.array([10.0, 11.0, 12.0]))) as simulation:
+        simulation.restore(tmp_path)
+        assert simulation.steps == 5
+
+
+def test_a_state_with_other_metadata_does_not_name_a_parameter(saved: Path) -> None:
+    """As release 0.1 has none."""
+    with Simulation(other_networks()["model"]) as simulation:
+        refused(
+            simulation, saved, r"another network: population 'cells': parameter tau_m_ms was 10\.0, here it is 11\.0"
+        )
+        for given in ({}, {"cells": 1}, {"cells": {}}, [], "text"):
+            change(saved, metadata={**manifest(saved)["metadata"], "parameters": given})
+            refused(simulation, saved, r"another network: precision, models, initial values, inputs")
+
+
+def test_lif_cond_exp_of_release_0_1_is_the_same_network() -> None:
+    """Its factor 0.16666667 has become 1.0 / 6.0, which is the same float32."""
+    source = lif_cond_exp.source.replace("1.0 / 6.0", "0.16666667").replace("(0.16666667)", "0.16666667")
+    assert source != lif_cond_exp.source
+    then = replace(lif_cond_exp, source=source, definition=None)
+    found = {}
+    for precision in ("float32", "float64"):
+        for model in (lif_cond_exp, then):
+            network = Network(seed=1, precision=precision)
+            cells = network.population("cells", 3, model, v_mv=Uniform(-70.0, -56.0))
+            network.poisson(cells, rate_hz=9000.0, weight=3.0)
+            with Simulation(network) as simulation:
+                simulation.step(300)
+                found[precision, model is then] = simulation.state("cells", "v_mv").tobytes()
+            found[precision, "digest", model is then] = describe_network(network)["digest"]
+    assert found["float32", True] == found["float32", False]
+    assert found["float32", "digest", True] == found["float32", "digest", False]
+    assert found["float64", True] != found["float64", False]
+    assert found["float64", "digest", True] != found["float64", "digest", False]
 
 
 def test_other_probes_make_no_other_network(saved: Path) -> None:

@@ -72,6 +72,37 @@ def facts(error: NumericalInstability) -> tuple[Any, ...]:
     return error.population, error.neuron, error.state, error.value, error.step, round(error.time_ms, 9)
 
 
+@neuron_model(states={"count": 0, "v": 0.0}, receptors=("input",))
+def recovering(count, v, input):
+    """Is infinite for one step when it gets input."""
+    return False, count + 1, input * 1e30 * 1e30 if input > 0.0 else 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_recorded_value_that_is_not_finite_is_noticed_in_any_step(workers: int) -> None:
+    def network(recorded: list[int]) -> Network:
+        network = Network(dt_ms=DT, seed=1)
+        source = network.population("source", 3000, spike_source)
+        network.population("others", 100, lif_exp)
+        cells = network.population("cells", 3000, recovering)
+        network.spikes(source, [(A + 4) * DT, (A + 2) * DT], [2900, 17])
+        network.connect(source, cells, OneToOne(), weight=1.0, delay_ms=DT)
+        network.record(cells, "v", every_ms=DT, subset=recorded)
+        network.record(cells, "count", every_ms=DT)
+        return network
+
+    assert not {A + 3, A + 5} & set(CHECKS)
+    with Simulation(network([2900, 17, 5]), workers) as simulation:
+        assert facts(raised_by(simulation, 30.0))[:5] == ("cells", 17, "v", np.inf, A + 3)
+    with Simulation(network([2900, 5]), workers) as simulation:
+        assert facts(raised_by(simulation, 30.0))[:5] == ("cells", 2900, "v", np.inf, A + 5)
+    with Simulation(network([5]), workers) as simulation:
+        simulation.run(30.0)  # which is documented
+    with Simulation(network([17]), workers, check_finite=False) as simulation:
+        simulation.run(30.0)
+        assert np.isinf(simulation.samples("cells", "v")[1]).any()
+
+
 def test_the_error_names_the_first_state_and_advises() -> None:
     with Simulation(kicked({2500: B, 2100: B, 70: B + 1})) as simulation:
         error = raised_by(simulation, 30.0)

@@ -122,8 +122,8 @@ def _demo_parts() -> dict[str, Part]:
 
 
 def _model_parts(names: list[str] | None) -> dict[str, Part]:
-    """Return the parts of networks of built-in models, with and without Poisson input."""
-    from neuraxis.engine.precompile import PACKING, parts_of
+    """Return the parts of networks of built-in models, with and without Poisson input, and all optional kernels."""
+    from neuraxis.engine.precompile import OPTIONAL, PACKING, parts_of
     from neuraxis.network import Network
     from neuraxis.network.models.catalogue import built_in_models
 
@@ -138,7 +138,7 @@ def _model_parts(names: list[str] | None) -> dict[str, Part]:
         network.population(name, 1, one)
         if one.receptors:
             network.poisson(network.population(f"{name} with input", 1, one), 1000.0, 1.0)
-    return {part.name: part for part in (*parts_of(network.final_copy()), PACKING)}
+    return {part.name: part for part in (*parts_of(network.final_copy()), *OPTIONAL, PACKING)}
 
 
 def _run_collectives() -> None:

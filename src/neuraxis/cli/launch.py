@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from neuraxis.cli.errors import fail, usage_error
-from neuraxis.errors import NeuraxisError
+from neuraxis.errors import InvalidArgument, NeuraxisError
 from neuraxis.machine import usable_cores
 from neuraxis.process.script import DEFAULT_GRACE_S, LaunchOptions, launch_script
 
@@ -24,7 +24,8 @@ _HELP = """Run a script as several processes (ranks) that work together.
 
 Each finds its rank and the address of the others in RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. When one fails,
-the launcher ends the others and shows the last lines of the failed one.
+the launcher ends the others, and shows the traceback of the failed one and
+one line for all others.
 """
 
 _EPILOGUE = """Examples:
@@ -50,6 +51,26 @@ Exit codes: 0, or that of the rank that failed first (128 + the number of
 the signal that killed it); 1 when ranks cannot be started, 2 for wrong
 usage."""
 
+# Options of torchrun, mpirun and accelerate, with - for _, and what to write here.
+_HOSTS = "start neuraxis launch on each host with --nodes, --node-rank and --master-addr, or use mpirun or srun itself"
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("--nproc-per-node", "--nproc", "--num-processes", "--np", "-np", "--ntasks-per-node"),
+        "write -n, the number of processes on this host",
+    ),
+    **dict.fromkeys(("--nnodes", "--num-machines"), "write --nodes"),
+    "--machine-rank": "write --node-rank",
+    "--main-process-ip": "write --master-addr",
+    "--main-process-port": "write --master-port",
+    "--standalone": "leave it out, one host is the default",
+    **dict.fromkeys(
+        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+        "write --master-addr and --master-port, where ranks connect",
+    ),
+    **dict.fromkeys(("--host", "-host", "-H", "--hostfile", "-hostfile", "--machinefile", "-machinefile"), _HOSTS),
+    **dict.fromkeys(("--oversubscribe", "--allow-run-as-root"), "leave it out, nothing forbids it"),
+}
+
 # No argument can contain NUL, so with this delimiter every word is passed on, "--" and empty ones included.
 launch = App(name="launch", help=_HELP, help_flags=(), version_flags=(), end_of_options_delimiter="\0")
 _options = App(
@@ -65,7 +86,11 @@ _options = App(
 
 @launch.default
 def _launch(*words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int | None:
-    status: int | None = _options(_mark_script(words), result_action="return_value")
+    try:
+        marked = _mark_script(words)
+    except InvalidArgument as error:
+        return fail("launch", error)
+    status: int | None = _options(marked, result_action="return_value")
     return status
 
 
@@ -137,14 +162,27 @@ def _mark_script(words: Sequence[str]) -> list[str]:
             break
         if not word.startswith("-") or word == "-":
             return [*words[:position], "--", *words[position:]]
+        _check_option(word.partition("=")[0])
         position += 2 if _takes_next_word(word) else 1
     return list(words)
+
+
+def _check_option(option: str) -> None:
+    """Raise InvalidArgument for an option of another launcher, with what to write instead."""
+    dashed = f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option
+    instead = f"write {dashed}" if dashed != option and dashed in _names() else ELSEWHERE.get(dashed)
+    if instead is not None:
+        raise InvalidArgument(f"unknown option {option}: {instead}; see neuraxis help launch")
+
+
+def _names() -> set[str]:
+    return {name for argument in _options.assemble_argument_collection() for name in argument.names}
 
 
 def _takes_next_word(option: str) -> bool:
     if "=" in option:
         return False
-    names = {name for argument in _options.assemble_argument_collection() for name in argument.names}
+    names = _names()
     flags = {"-m", "--module", "--prefix", "--no-prefix", "--help", "-h"}
     if option.startswith("--"):
         return option in names - flags

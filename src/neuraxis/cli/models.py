@@ -24,14 +24,17 @@ Examples:
   All models:
     neuraxis models
 
-  One, by its name here, or in NEST or PyNN:
+  One, by its name here, or in NEST, PyNN or Brian2:
     neuraxis models lif_exp
     neuraxis models iaf_cond_beta
+
+  What does the work of a device of NEST, PyNN or Brian2:
+    neuraxis models noise_generator
 
   For a program:
     neuraxis models lif_exp --json | jq .parameters
 
-Exit codes: 0; 2 for a name that no model has."""
+Exit codes: 0; 2 for an unknown name."""
 
 models = App(
     name="models",
@@ -54,11 +57,17 @@ def _models(
     Parameters
     ----------
     name
-        A model, by its name or that of the same model in NEST or PyNN; all by default.
+        A model by its name here or in NEST, PyNN or Brian2, or one of their devices; all models by default.
     as_json
         Print a JSON list, or the object of one model.
     """
-    from neuraxis.network.models.catalogue import built_in_models, text_of
+    from neuraxis.network.models.catalogue import (
+        built_in_models,
+        counterpart,
+        model_called,
+        names_elsewhere,
+        text_of,
+    )
     from neuraxis.notebook import text_table
 
     found = built_in_models()
@@ -74,23 +83,22 @@ def _models(
         ]  # fmt: skip
         print(text_table(("model", "receptors", "states", "NEST", ""), rows))
         return 0
-    # "iaf_psc_exp" before "iaf_psc_exp (with one receptor)".
-    elsewhere = sorted(
-        (len(given), one.name) for one in found.values() for given in _names(one) if given.split()[0] == name
-    )
-    chosen = found.get(name) or (found[elsewhere[0][1]] if elsewhere else None)
-    if chosen is None:
-        names_elsewhere = dict.fromkeys(given.split()[0] for one in found.values() for given in _names(one))
-        return fail("models", InvalidArgument(f"no model {name!r}; {near(name, [*found, *names_elsewhere])}"))
-    print(json.dumps(_as_data(chosen), indent=1) if as_json else _as_text(chosen))
+    chosen, instead = model_called(name), counterpart(name)
+    if chosen is None and instead is None:
+        known = dict.fromkeys([*found, *(given.split()[0] for one in found.values() for given in names_elsewhere(one))])
+        return fail(
+            "models",
+            InvalidArgument(
+                f"no model {name!r}; {near(name, known)}. neuraxis.network.equations makes models of differential "
+                "equations."
+            ),
+        )
+    if as_json:
+        data = _as_data(chosen) if chosen is not None else {"name": name}
+        print(json.dumps({**data, "instead": instead} if instead else data, indent=1))
+        return 0
+    print("\n\n".join([*([f"{name}: {instead}"] if instead else []), *([_as_text(chosen)] if chosen else [])]))
     return 0
-
-
-def _names(model: NeuronModel) -> list[str]:
-    """Return the names of a model in NEST and PyNN."""
-    from neuraxis.network.models.catalogue import text_of
-
-    return [name for simulator, name in text_of(model).elsewhere.items() if simulator != "Brian2"]
 
 
 def _as_text(model: NeuronModel) -> str:

@@ -157,7 +157,7 @@ def _node(
         if clock is None:
             print(_CLOCK_WARNING, file=sys.stderr, flush=True)
         announce_compilation()
-        warm_up(packing=True)
+        warm_up(setup.network, packing=True)
         running = RegionNode(setup)
         with _Signals(running.stop):
             print(f"{region}: {_describe(setup)}", file=sys.stderr, flush=True)

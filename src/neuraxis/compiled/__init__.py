@@ -17,11 +17,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import cfunc, njit
+from numba import cfunc, njit, types
 from numba.core import caching, event
 from numba.core.registry import CPUDispatcher
 
@@ -36,6 +36,7 @@ __all__ = [
     "compile_once",
     "compiled",
     "compiled_c_function",
+    "compiled_on_demand",
     "digest_of_sources",
     "inner_function",
     "watch_compilation",
@@ -49,20 +50,23 @@ _CONSTANTS = ("engine/tables.py", "network/drawing.py", "network/modulation.py")
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function when it is first called; it runs without the GIL."""
+    """Compile a function when it is first called; it runs without the GIL.
+
+    Division by zero gives infinity, and 0 for whole numbers, as in NumPy. So nothing in it raises.
+    """
     with _our_cache() as usable:
-        return cast(Function, njit(cache=usable, nogil=True)(function))
+        return cast(Function, njit(cache=usable, nogil=True, error_model="numpy")(function))
 
 
-def inner_function(function: Any = None, *, error_model: str = "python", inline: bool = False) -> Any:
+def inner_function(function: Any = None, *, inline: bool = False) -> Any:
     """Compile a function that only compiled functions call, without wrappers for callers in Python and in C.
 
     Making these wrappers takes Numba a quarter of the time. A call from Python raises TypeError: call the `py_func` of
-    the function there. `error_model` is Numba's; `inline` makes LLVM inline every call, whatever the size.
+    the function there. `inline` makes LLVM inline every call, whatever the size. Division by zero is as in NumPy.
     """
     if function is None:
-        return partial(inner_function, error_model=error_model, inline=inline)
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": error_model, "forceinline": inline}
+        return partial(inner_function, inline=inline)
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy", "forceinline": inline}
     dispatcher = njit(**options)(function)
     if isinstance(dispatcher, CPUDispatcher):  # a plain function with NUMBA_DISABLE_JIT
         dispatcher.__class__ = _InnerDispatcher
@@ -83,6 +87,29 @@ def compiled_c_function(signature: Any, function: Any) -> Any:
     """
     with _our_cache() as usable:
         return cfunc(signature, cache=usable, error_model="numpy")(function)
+
+
+class compiled_on_demand:
+    """A kernel that only some networks need: a C function that is compiled when its `address` is first read.
+
+    Other kernels call it with `neuraxis.engine.memory.call`, so it is not compiled with them. All arguments are whole
+    numbers or addresses (int64), and it returns nothing. Python calls it like any function.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @cached_property
+    def _made(self) -> Any:
+        arguments = self._function.__code__.co_argcount
+        return compiled_c_function(types.void(*[types.int64] * arguments), self._function)
+
+    @property
+    def address(self) -> int:
+        return int(self._made.address)
+
+    def __call__(self, *arguments: int) -> None:
+        self._made.ctypes(*arguments)
 
 
 def cache_path(function: Any) -> str:

@@ -211,7 +211,7 @@ def _update_source(
     lines = [_WIDE_HEADER if wide else _HEADER, *tables, "", ""]
     if len(_returns(function)) > 1:
         function.name = "advance_neuron"
-        lines += ["", '@inner_function(error_model="numpy", inline=True)', ast.unparse(function), "", ""]
+        lines += ["", "@inner_function(inline=True)", ast.unparse(function), "", ""]
     floats, ints = ("f64", "i64") if wide else ("f32", "i32")
     whole, stored_whole, smallest = ("_i({})", "_l", 1e-300) if wide else ("{}", "_i", 1e-30)
     lines += [
@@ -320,7 +320,7 @@ class _Tables(ast.NodeTransformer):
 
 def _selection(name: str, entries: Sequence[str]) -> list[str]:
     """Return the source of a function that returns an entry by the bits of its index, without branches or loads."""
-    lines = ["", "", '@inner_function(error_model="numpy", inline=True)', f"def {name}(i):"]
+    lines = ["", "", "@inner_function(inline=True)", f"def {name}(i):"]
     level = [*entries]
     bit = 0
     while len(level) > 1:

@@ -1,6 +1,7 @@
 """Compile what a network needs, before its workers start.
 
-The kernels of the engine are the same for all networks. Each combination of a neuron model with its inputs and
+Most kernels of the engine are the same for all networks; some are compiled only for networks that need them
+(`engine/cpu/optional.py`). Each combination of a neuron model with its inputs and
 constants adds a generated function (`engine/codegen.py`). One process compiles what is missing, because the workers
 would compile the same functions at the same time; they load them from the cache. A file in the cache folder marks each
 part that is there.
@@ -22,17 +23,19 @@ from llvmlite.binding import get_host_cpu_name
 
 from neuraxis.compiled import cache_path, compile_once, digest_of_sources, watch_compilation
 from neuraxis.engine.codegen import BlockLayout, Generated, cache_folder, generated_update
+from neuraxis.engine.cpu import optional
 from neuraxis.engine.cpu.advance import advance
 from neuraxis.engine.cpu.shard import Shard
 from neuraxis.engine.placement import place
 from neuraxis.engine.random import poisson_kernel, poisson_table
 from neuraxis.engine.spikes import SpikeBuffers, warm_up_packing
-from neuraxis.network import STDP, AllToAll, Network, Normal
+from neuraxis.network import AllToAll, Network, Normal
 from neuraxis.network.models import lif_delta
 from neuraxis.progress import ProgressLine
 
 __all__ = [
     "KERNELS",
+    "OPTIONAL",
     "PACKING",
     "Part",
     "compile_missing",
@@ -58,16 +61,25 @@ class Part:
         return None if folder is None else folder / f"{self.name}.{_machine()}.compiled"
 
 
-@cache
-def warm_up(packing: bool = False) -> None:
-    """Load the kernels that all networks use, and with `packing` those for spikes that travel as messages.
+def warm_up(network: Network | None = None, *, packing: bool = False) -> None:
+    """Load the kernels of a network, and with `packing` those for spikes that travel as messages.
 
-    What is not in the cache is compiled, by one process if several call this at the same time.
+    What is not in the cache is compiled, by one process if several call this at the same time. Functions of neuron
+    models are not loaded. Without a network these are the kernels that all networks use.
     """
-    parts = [KERNELS, PACKING] if packing else [KERNELS]
+    parts = _kernels_of(network) if network is not None else [KERNELS]
+    if packing:
+        parts.append(PACKING)
+    parts = [part for part in parts if part.name not in _loaded]
     compile_missing(parts, show=False)
     for part in parts:
         part.run()
+        _loaded.add(part.name)
+
+
+def _kernels_of(network: Network) -> list[Part]:
+    needed = {group.name for group in optional.needed_by(network)}
+    return [KERNELS, *(part for part in OPTIONAL if part.name in needed)]
 
 
 def parts_of(network: Network) -> list[Part]:
@@ -85,7 +97,7 @@ def parts_of(network: Network) -> list[Part]:
             poisson_kernel(poisson_table(np.asarray(one.rate_hz) * network.dt_ms * 1e-3, one.population.n))
         )
     distinct = {each.key: each for each in generated if each is not None}
-    return [KERNELS, *(Part(key, each.compiled) for key, each in distinct.items())]
+    return [*_kernels_of(network), *(Part(key, each.compiled) for key, each in distinct.items())]
 
 
 def missing_parts(parts: Sequence[Part]) -> list[Part]:
@@ -137,21 +149,19 @@ def _machine() -> str:
 
 
 def _run_kernels() -> None:
-    """Run a tiny network that uses the kernels of all networks."""
+    """Run a tiny network that uses the kernels of all networks, and no others."""
     network = Network()
     population = network.population("warm", 2, lif_delta, v_mv=Normal(-70.0, 1.0))
     network.poisson(population, [1000.0, 2000.0], 0.1)  # two rates need no generated function
     network.connect(population, population, AllToAll(), 0.1, 1.0)
-    network.connect(population, population, AllToAll(), 0.1, 1.0, plasticity=STDP.additive(w_max=1.0), name="plastic")
     placement = place(network, 1)
     shard = Shard(network, placement, 0, SpikeBuffers.private(network, placement))
     shard.advance(2, 0, 0)
-    shard.flush()
-    shard.update_full_flags()
     shard.jump(3)
-    for table in shard.plastic:
-        table.hash_weights()
 
 
-KERNELS = Part("kernels", _run_kernels, 60)
+_loaded: set[str] = set()  # names of parts whose kernels this process has run
+
+KERNELS = Part("kernels", _run_kernels, 45)
+OPTIONAL = [Part(group.name, group.compile, len(group.kernels)) for group in optional.GROUPS]
 PACKING = Part("packing", warm_up_packing, 8)  # for spikes that travel as messages

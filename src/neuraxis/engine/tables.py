@@ -76,8 +76,15 @@ CONTROL: Final = np.dtype(
         ("outputs_count", _NUMBER),
         ("output_copies", _ADDRESS),  # OUTPUT_COPY[output_copies_count]
         ("output_copies_count", _NUMBER),
+        # Kernels that only some networks need: addresses of functions, 0 in the others.
+        *((name, _ADDRESS) for name in (
+            "collect_outputs", "gather_inputs", "publish_outputs",  # continuous connections
+            "deliver_plastic", "record_post_spikes", "learn", "flush_tables",  # plastic synapses
+            "deliver_wide", "add_counts", "check_wide",  # float64
+            "set_currents",  # injected currents that differ between neurons
+        )),
     ]
-)
+)  # fmt: skip
 
 UNSTABLE: Final = ["unstable_step", "unstable_part", "unstable_neuron", "unstable_state", "unstable_bits"]
 

@@ -237,8 +237,10 @@ class Ledger:
     _lines: LineLimit = field(default_factory=lambda: LineLimit(_MAX_LINES))
     _tracebacks: LineLimit = field(default_factory=lambda: LineLimit(1))
 
-    def note(self, key: str, what: str, amount: int = 1, why: object = "") -> None:
+    def note(self, key: str, what: str, amount: int = 1, why: object = "", *, is_logged: bool = False) -> None:
         """Add to a count. Log a warning each time an error count has doubled; the caller logs drops.
+
+        With `is_logged` it has logged this one.
 
         A remote sender can invent keys, so the lines about all keys together are limited as well.
         """
@@ -246,7 +248,7 @@ class Ledger:
             counts = self._of(key)
             before: int = getattr(counts, what)
             setattr(counts, what, before + amount)
-        if what in ("received", "dropped") or amount < 0:
+        if what in ("received", "dropped") or amount < 0 or is_logged:
             return
         if before <= 0 or (before + amount).bit_length() > before.bit_length():
             withheld = self._lines.take()
@@ -263,7 +265,8 @@ class Ledger:
             more = f" ({withheld:,} more tracebacks withheld since the last one)" if withheld else ""
             _log.error("%s: the handler raised for a message on %s%s", self.where, key, more, exc_info=error)
         failure = summarize(error)
-        self.note(key, "handler_errors", why=f"{failure.kind}: {failure.text:.300}")
+        why = f"{failure.kind}: {failure.text:.300}"
+        self.note(key, "handler_errors", why=why, is_logged=withheld is not None)
 
     def log_failure(self, what: str, error: BaseException) -> None:
         """Log an error outside of handlers, with its traceback, under the same rate limit."""

@@ -57,7 +57,9 @@ def check_name(name: object, what: str) -> str:
         raise InvalidArgument(
             f"{what}={name[:40]!r}...: the name has {len(name):,} characters. Use {LONGEST_NAME} at most"
         )
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{what}={name!r}: a name is expected, which is text, not {type(name).__name__}")
+    if not _NAME.fullmatch(name):
         hint = _without_slash(name)
         raise InvalidArgument(
             f'{what}={name!r}: letters, digits, "_", "-" and "." are expected, in one or more parts joined by "/"{hint}'

@@ -122,6 +122,7 @@ class LinkMonitor:
         self._known: dict[str, str] = {}  # endpoint by Zenoh id, of links that this side opened
         self._lost: dict[str, _Lost] = {}
         self._arrived = 0  # number of joins when this node was alone last
+        self._vanished = 0  # number of nodes that had left without closing when another one was seen last
         self._alone_since: float | None = None
         self._seed_listener: Any = None
         self._next_seed_poll = 0.0
@@ -192,20 +193,25 @@ class LinkMonitor:
                 _log.exception("node %r: %s; it is retried", self._name, failure)
 
     def _watch_others(self) -> None:
+        vanished = self._membership.vanished  # read first: a node that vanishes meanwhile is counted the next time
         others, arrived, now = self._membership.count(), self._membership.arrived, time.monotonic()
         if others:
             if self._alone:
                 _log.info("node %r sees other nodes on the mesh %r again: %d", self._name, self._mesh, others)
-            self._alone, self._alone_since = False, None
+            self._alone, self._alone_since, self._vanished = False, None, vanished
         elif arrived > self._arrived and self._alone_since is None:
             self._alone_since = now
         elif self._alone_since is not None and now - self._alone_since > _ALONE_S and not self._alone:
             self._alone = True
-            _log.warning(
-                "node %r sees no other node on the mesh %r, although it has seen %d: all of them have ended, or this "
-                "node is cut off. List the nodes with: neuraxis nodes", self._name, self._mesh, arrived - self._arrived,
-            )  # fmt: skip
-            self._arrived = arrived
+            if vanished == self._vanished:
+                _log.info("node %r sees no other node on the mesh %r: the last one has closed", self._name, self._mesh)
+            else:
+                _log.warning(
+                    "node %r sees no other node on the mesh %r, although it has seen %d: the last one has died, or "
+                    "this node is cut off. List the nodes with: neuraxis nodes",
+                    self._name, self._mesh, arrived - self._arrived,
+                )  # fmt: skip
+            self._arrived, self._vanished = arrived, vanished
 
     def _read_events(self) -> None:
         """Read which links were opened and closed since the last time. Threads of requests call it as well."""

@@ -7,6 +7,9 @@ asking it.
 When a link is restored while a process wakes from a stop, Zenoh sometimes drops the token of the other side for good.
 So a node that was linked again renews its token: it declares one with the next number and withdraws the old one. A node
 is present as long as one of its tokens is.
+
+A node that closes declares a last token for a moment, with the number `LEAVING`: so the others know that it has neither
+died nor been cut off.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ from neuraxis.mesh.declarations import Declaration
 from neuraxis.mesh.keys import LONGEST_KEY, check_name, presence_key
 from neuraxis.mesh.limits import LineLimit
 
-__all__ = ["MAX_PEERS", "Membership", "Peer", "is_token_of", "role_key", "token_key"]
+__all__ = ["LEAVING", "MAX_PEERS", "Membership", "Peer", "is_token_of", "role_key", "token_key"]
 
 MAX_PEERS = 10_000  # nodes that are tracked; each takes about 1 KB
+LEAVING = 2**32  # number of the last token of a node that closes
 _MAX_INCARNATIONS = 16  # of one name; more than one only while a restarted node replaces the old one
 _MAX_TOKENS = 4  # of one node; more than one only while it renews its token
 _LOG_S = 10.0
@@ -180,6 +184,8 @@ class Membership(Declaration):
         self._tokens: dict[tuple[str, int], set[int]] = {}  # numbers of the tokens of each node
         self._latest_arrivals: dict[str, tuple[int, int]] = {}  # by name; read by every request
         self._arrived = 0
+        self._leaving: set[tuple[str, int]] = set()  # present nodes that close
+        self._vanished = 0
         self._surplus = 0  # tokens beyond MAX_PEERS
         self._crowded: dict[str, int] = {}  # by name, number of tokens beyond _MAX_INCARNATIONS
         self._wants_all = False  # there is room for a token that was not tracked: query all tokens
@@ -220,6 +226,11 @@ class Membership(Declaration):
     def arrived(self) -> int:
         """Number of joins so far."""
         return self._arrived
+
+    @property
+    def vanished(self) -> int:
+        """Number of nodes so far that have left without closing: they died, were stopped or cut off."""
+        return self._vanished
 
     def incarnations(self, name: str) -> list[Peer]:
         """Return all nodes of a name, the latest last."""
@@ -412,7 +423,7 @@ class Membership(Declaration):
         peer, number = token
         if peer == self._me:
             return
-        if joined and self._me is not None and peer.name == self._me.name:
+        if joined and number != LEAVING and self._me is not None and peer.name == self._me.name:
             # Both nodes checked the name when they started, so they were not yet connected then.
             self._duplicates.add(f"another node called {peer.name!r} is on the mesh: process {peer.pid} on {peer.host}")
         with self._changed:
@@ -424,6 +435,10 @@ class Membership(Declaration):
         The caller holds the lock.
         """
         present = self._incarnations.get(peer.name, {})
+        if number == LEAVING:
+            if joined and peer.incarnation in present:
+                self._leaving.add((peer.name, peer.incarnation))
+            return
         if not joined and self._gone is not None:
             self._gone.add((peer.name, peer.incarnation, number))
         tokens = self._tokens.get((peer.name, peer.incarnation), set())
@@ -454,6 +469,8 @@ class Membership(Declaration):
         else:
             peer = present.pop(peer.incarnation)
             del self._arrivals[identity], self._tokens[identity]
+            self._vanished += identity not in self._leaving
+            self._leaving.discard(identity)
             self._wants_all |= peer.name in self._crowded
         if present:
             latest = max(present)

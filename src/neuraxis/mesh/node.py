@@ -22,9 +22,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
-from neuraxis.arguments import is_whole
+from neuraxis.arguments import flag, is_number, is_whole
 from neuraxis.deprecation import renamed_arguments, renamed_members
-from neuraxis.errors import InvalidArgument, MeshClosed, MeshError, NameTaken, RouterLost
+from neuraxis.errors import InvalidArgument, InvalidType, MeshClosed, MeshError, NameTaken, RouterLost
 from neuraxis.mesh.asynchronous import AsyncBridge, MessageStream, running_loop
 from neuraxis.mesh.counts import Counts, Ledger
 from neuraxis.mesh.declarations import GuardedSession
@@ -39,7 +39,7 @@ from neuraxis.mesh.keys import (
     status_key,
 )
 from neuraxis.mesh.links import LinkMonitor
-from neuraxis.mesh.membership import Membership, Peer, is_token_of, token_key
+from neuraxis.mesh.membership import LEAVING, Membership, Peer, is_token_of, token_key
 from neuraxis.mesh.messages import (
     CACHED,
     DEPTHS,
@@ -141,9 +141,15 @@ class Node:
         announce: bool = True,
     ) -> None:
         self.name = check_name(name, "name")
-        self.role = check_name(role, "role") if role else ""
+        self.role = check_name(role, "role") if role != "" else ""
         self.mesh = check_mesh(mesh)
-        self.topology = topology or Topology.local()
+        self.topology = Topology.local() if topology is None else topology
+        if not isinstance(self.topology, Topology):
+            raise InvalidType(f"topology={topology!r}: a Topology is expected, as Topology.local()")
+        if isinstance(roles, str) or not isinstance(roles, Iterable):
+            raise InvalidType(f'roles={roles!r}: a list of names is expected, as roles=["camera"]')
+        flag(visible, "visible")
+        flag(announce, "announce")
         self.step: int | None = None  # the last step, reported in the node's status
         self.incarnation = time.time_ns()
         self._pid = os.getpid()
@@ -164,7 +170,7 @@ class Node:
         self._silent_ports: tuple[int, ...] = ()
         also = tuple(check_name(one, "roles") for one in roles)
         self.me = me = Peer(self.name, self.role, socket.gethostname(), self._pid, self.incarnation, also)
-        token_key(self.mesh, me, 2**32)  # raises if it is too long, before anything is opened
+        token_key(self.mesh, me, LEAVING)  # raises if it is too long, before anything is opened
         self._links: LinkMonitor | None = None
         opened = open_links(self.topology, mesh)
         self._session = opened.session
@@ -206,6 +212,12 @@ class Node:
             self._token = self._session.liveliness().declare_token(key)
             self._renewed += 1
         old.undeclare()
+
+    def _withdraw_token(self) -> None:
+        """Withdraw the presence token, after one that tells the others that this node has not been cut off."""
+        leaving = self._session.liveliness().declare_token(token_key(self.mesh, self.me, LEAVING))
+        self._token.undeclare()
+        leaving.undeclare()
 
     # --- publish ------------------------------------------------------------------------------------------------
 
@@ -281,7 +293,7 @@ class Node:
         bool
             True if there is a subscriber.
         """
-        publisher = self._publisher(topic, kind)
+        seconds, publisher = _seconds(timeout), self._publisher(topic, kind)
         if publisher.kind == "state":
             return True
         matching, probe = publisher.publisher, None
@@ -289,7 +301,7 @@ class Node:
             with self._guarded:
                 probe = matching = declare_publisher(self._session, message_key(self.mesh, self.name, topic), "stream")
         try:
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + seconds
             while not matching.matching_status.matching:
                 if time.monotonic() > deadline:
                     return False
@@ -630,10 +642,10 @@ class Node:
             The nodes. Those fields are None for nodes that did not reply, and without `ask`.
         """
         self._guarded.check()
-        peers = self._membership.peers()
+        seconds, peers = _seconds(timeout), self._membership.peers()
         if not ask or not peers:
             return peers
-        statuses = self._requests.query_status({peer.name for peer in peers}, timeout)
+        statuses = self._requests.query_status({peer.name for peer in peers}, seconds)
         return [_with_status(peer, statuses.get((peer.name, peer.incarnation))) for peer in peers]
 
     def peer(self, name: str) -> Peer | None:
@@ -694,7 +706,7 @@ class Node:
             Function of a `Peer`.
         """
         self._guarded.check()
-        self._membership.on_join(self.synchronous(handler))
+        self._membership.on_join(self.synchronous(_checked_handler(handler)))
 
     def on_leave(self, handler: Callable[[Peer], Any]) -> None:
         """Call a function for every node that leaves: it closes, dies, is stopped or cut off.
@@ -705,7 +717,7 @@ class Node:
             Function of a `Peer`.
         """
         self._guarded.check()
-        self._membership.on_leave(self.synchronous(handler))
+        self._membership.on_leave(self.synchronous(_checked_handler(handler)))
 
     def wait_for(self, names: str | Iterable[str], timeout: float) -> list[str]:
         """Wait until a node, or each of several, is present.
@@ -723,7 +735,9 @@ class Node:
             The names that are still missing.
         """
         self._guarded.check()
-        return self._membership.wait_for([names] if isinstance(names, str) else names, timeout)
+        if not isinstance(names, str | Iterable):
+            raise InvalidType(f"names={names!r}: the name of a node, or a list of them, is expected")
+        return self._membership.wait_for([names] if isinstance(names, str) else names, _seconds(timeout))
 
     @property
     def session(self) -> Any:
@@ -876,7 +890,7 @@ class Node:
                 for one in reversed(parts):
                     stack.callback(one._stop)
                 if self._token is not None:
-                    stack.callback(self._token.undeclare)
+                    stack.callback(self._withdraw_token)
         finally:
             _OPEN.discard(self)
             self._ended.set()
@@ -987,6 +1001,18 @@ class Node:
                     f"a node called {self.name!r} is on the mesh {self.mesh!r} already{who}. Use another name"
                 )
             time.sleep(0.1)
+
+
+def _seconds(timeout: object) -> float:
+    if not is_number(timeout) or timeout != timeout:
+        raise InvalidType(f"timeout={timeout!r}: a number of seconds is expected")
+    return float(timeout)
+
+
+def _checked_handler(handler: Any) -> Callable[[Peer], Any]:
+    if not callable(handler):
+        raise InvalidArgument(f"handler={handler!r}: a function of a peer is expected")
+    return handler  # type: ignore[no-any-return]
 
 
 def _with_status(peer: Peer, status: dict[str, Any] | None) -> Peer:

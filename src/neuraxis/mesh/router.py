@@ -27,7 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from neuraxis.errors import InvalidArgument, MeshError
+from neuraxis.arguments import path_of
+from neuraxis.errors import InvalidArgument, InvalidType, MeshError
 from neuraxis.mesh.access import without_revoked
 from neuraxis.mesh.certificates import read_revoked
 from neuraxis.mesh.limits import INTERVAL_S, Refusals
@@ -232,6 +233,10 @@ class Router:
     ) -> None:
         self._session: Any = None
         self._topology: Topology | None = None
+        acl, revoked, zenoh_config = (
+            None if one is None else path_of(one, name)
+            for one, name in ((acl, "acl"), (revoked, "revoked"), (zenoh_config, "zenoh_config"))
+        )
         self._rules = _Rules(acl, revoked)
         if zenoh_config is not None:
             if listen or connect or tls is not None or insecure or acl is not None or revoked is not None:
@@ -241,8 +246,8 @@ class Router:
             self.endpoints = _endpoints_of(Path(zenoh_config))
             self._session = open_session(Topology("router", zenoh_config=Path(zenoh_config)), _MESH)
             return
-        _refuse_string(listen, "listen")
-        _refuse_string(connect, "connect")
+        _check_list(listen, "listen")
+        _check_list(connect, "connect")
         if acl is not None and tls is None:
             raise InvalidArgument(
                 "acl: access rules identify nodes by their certificates. Pass the keys as well (--tls FOLDER)"
@@ -419,6 +424,7 @@ def _endpoints_of(path: Path) -> tuple[str, ...]:
     return tuple(str(endpoint) for endpoint in listen)
 
 
-def _refuse_string(endpoints: object, what: str) -> None:
-    if isinstance(endpoints, str):
-        raise InvalidArgument(f"{what}={endpoints!r}: a list of addresses is expected")
+def _check_list(endpoints: object, what: str) -> None:
+    if endpoints is not None and not isinstance(endpoints, list | tuple):
+        kind = InvalidArgument if isinstance(endpoints, str) else InvalidType
+        raise kind(f"{what}={endpoints!r}: a list of addresses is expected")

@@ -478,8 +478,8 @@ def _open_reply(reply: Any, where: str, type: Any) -> Any:
     if answer is None:
         payload = bytes(reply.err.payload)
         try:
-            failure = msgspec.msgpack.decode(payload, type=Failure)
-        except msgspec.MsgspecError:
+            failure = decode(payload, str(reply.err.encoding), type=Failure)
+        except Undecodable:
             raise RequestFailed(f"{where} failed: {payload[:200]!r}") from None
         raise RequestFailed(f"{where} failed: {failure.kind}: {failure.text}", failure.kind)
     try:

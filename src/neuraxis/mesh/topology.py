@@ -28,8 +28,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from neuraxis.arguments import flag, is_number, label, path_of, set_fields, whole
 from neuraxis.deprecation import renamed_members
-from neuraxis.errors import InvalidArgument, MeshError
+from neuraxis.errors import InvalidArgument, InvalidType, MeshError
 from neuraxis.mesh.certificates import can_listen
 from neuraxis.mesh.keys import check_mesh
 
@@ -92,6 +93,9 @@ class Tls:
     certificate: Path
     key: Path
 
+    def __post_init__(self) -> None:
+        set_fields(self, **{name: path_of(getattr(self, name), name) for name in ("authority", "certificate", "key")})
+
     @classmethod
     def from_folder(cls, folder: str | Path, role: str) -> Tls:
         """Return the files of a role in a folder that `neuraxis mesh keys init` created.
@@ -113,7 +117,7 @@ class Tls:
         MeshError
             A file is missing.
         """
-        folder = Path(folder)
+        folder, role = path_of(folder, "folder"), label(role, "role")
         tls = cls(folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key")
         for path in (tls.authority, tls.certificate, tls.key):
             if not path.is_file():
@@ -175,10 +179,17 @@ class Topology:
             raise InvalidArgument(f"mode={self.mode!r}: one of {', '.join(_MODES)} is expected")
         for name in ("connect", "listen"):
             endpoints = getattr(self, name)
-            if isinstance(endpoints, str) or not all(isinstance(one, str) for one in endpoints):
-                raise InvalidArgument(
-                    f"{name}={endpoints!r}: a tuple of addresses such as tcp/127.0.0.1:7447 is expected"
-                )
+            if not isinstance(endpoints, list | tuple) or not all(isinstance(one, str) for one in endpoints):
+                kind = InvalidArgument if isinstance(endpoints, str | list | tuple) else InvalidType
+                raise kind(f"{name}={endpoints!r}: a tuple of addresses such as tcp/127.0.0.1:7447 is expected")
+            set_fields(self, **{name: tuple(endpoints)})
+        if self.tls is not None and not isinstance(self.tls, Tls):
+            raise InvalidType(f"tls={self.tls!r}: a Tls is expected, as Tls.from_folder(FOLDER, NAME)")
+        flag(self.insecure, "insecure")
+        for name in ("acl", "zenoh_config"):
+            if getattr(self, name) is not None:
+                set_fields(self, **{name: path_of(getattr(self, name), name)})
+        whole(self.seed_port, "seed_port", 0, 65535)
         if self.zenoh_config is not None:
             if self.connect or self.listen or self.tls is not None or self.acl is not None:
                 raise InvalidArgument(
@@ -186,6 +197,8 @@ class Topology:
                     "Set these in the configuration file"
                 )
             return
+        if not is_number(self.connect_timeout):
+            raise InvalidType(f"connect_timeout={self.connect_timeout!r}: a number of seconds is expected")
         if not self.connect_timeout > 0:
             raise InvalidArgument(f"connect_timeout={self.connect_timeout!r}: a number of seconds is expected")
         if self.mode == "local" and self.connect:

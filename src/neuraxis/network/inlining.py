@@ -15,28 +15,19 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from types import FunctionType
 
-from neuraxis.arguments import plain
+from neuraxis.arguments import near, plain
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.model_checks import check_constructs
+from neuraxis.network.model_checks import always_returns, check_constructs, own_names
 from neuraxis.network.model_draws import DRAW_FUNCTIONS, marked_draw
 from neuraxis.network.model_language import FUNCTIONS
 from neuraxis.network.model_source import Definition, defined_by, located, placed, quoted
 from neuraxis.network.model_tables import with_tables
 
-__all__ = ["always_returns", "inline_functions"]
+__all__ = ["inline_functions"]
 
 _OURS = "neuraxis.network.arithmetic"
+_NAMES_OF_FUNCTIONS = {*FUNCTIONS, "len", *(f"{kind}()" for kind in DRAW_FUNCTIONS)}  # as calls have them
 _MOST_CALLS = 1000  # that one model may contain after all of them are written out
-
-
-def always_returns(body: Sequence[ast.stmt]) -> bool:
-    """Return True if every path through these statements ends in a `return`."""
-    if not body:
-        return False
-    last = body[-1]
-    return isinstance(last, ast.Return) or (
-        isinstance(last, ast.If) and always_returns(last.body) and always_returns(last.orelse)
-    )
 
 
 def inline_functions(function: Definition) -> ast.FunctionDef:
@@ -78,7 +69,7 @@ def _language_function(called: ast.expr, function: Definition) -> str | None:
     value: object = None
     if isinstance(called, ast.Name):
         value = function.value_of(called.id)
-        if value is None and called.id in DRAW_FUNCTIONS and called.id not in _own_names(function.tree):
+        if value is None and called.id in DRAW_FUNCTIONS and called.id not in own_names(function.tree):
             return called.id
     elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
         value = getattr(function.value_of(called.value.id), called.attr, None)
@@ -86,12 +77,6 @@ def _language_function(called: ast.expr, function: Definition) -> str | None:
     if isinstance(value, FunctionType) and value.__module__ == _OURS and name in (*FUNCTIONS, *DRAW_FUNCTIONS):
         return name
     return None
-
-
-def _own_names(tree: ast.FunctionDef) -> set[str]:
-    """Return the arguments and the variables of a function."""
-    stored = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return stored | {one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)}
 
 
 class _Inlining:
@@ -166,7 +151,7 @@ class _Inlining:
             for name, value in given.items()
             if name not in literals
         ]
-        rename = _Rename(called, own, literals, self._made)
+        rename = _Rename(self._model, called, own, literals, self._made)
         made += [rename.visit(one) for one in _assigning(body, _names(names, ast.Store()))]
         return made, _names(names, ast.Load())
 
@@ -226,8 +211,9 @@ class _Rename(ast.NodeTransformer):
     """Gives the variables of a function names of their own, and numbers of its module their values."""
 
     def __init__(
-        self, function: Definition, own: Mapping[str, str], literals: Mapping[str, ast.expr], made: set[str]
+        self, model: str, function: Definition, own: Mapping[str, str], literals: Mapping[str, ast.expr], made: set[str]
     ) -> None:
+        self._model = model
         self._function = function
         self._own = own
         self._literals = literals
@@ -243,7 +229,13 @@ class _Rename(ast.NodeTransformer):
         number = plain(self._function.value_of(node.id))
         if isinstance(number, int | float) and not isinstance(number, bool):
             return placed(ast.Constant(number), node, node.id)
-        return node
+        if node.id in _NAMES_OF_FUNCTIONS:
+            return node
+        # A name of the model is not visible in a function that it calls.
+        raise InvalidArgument(
+            f"{located(self._model, node)}: {self._function.name} uses {quoted(node)!r}, which is neither one of its "
+            f"arguments nor a number or table around it; {near(node.id, sorted(self._own))}. Add it to the arguments."
+        )
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -1,8 +1,8 @@
-"""Constructs of Python that neuron models cannot use, and what to write instead.
+"""Checks of the function of a neuron model: constructs that models cannot use, names with two meanings, and returns.
 
-Users bring habits from NumPy and scripts for NEST or Brian2: `np.exp`, `print`, comprehensions, `try`. This pass goes
-over a function as the user wrote it, before anything is changed, so that an error names the first such construct, its
-line, and the way to say it here. What remains is refused by `neuraxis.network.model_language`.
+Users bring habits from NumPy and scripts for NEST or Brian2: `np.exp`, `print`, comprehensions, `try`.
+`check_constructs` goes over a function as the user wrote it, before anything is changed, so that an error names the
+first such construct, its line, and the way to say it here. `neuraxis.network.model_language` refuses what remains.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from neuraxis.arguments import plain
+from neuraxis.arguments import is_number, plain
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.model_draws import DRAW_FUNCTIONS
 from neuraxis.network.model_language import ALLOWED, FUNCTIONS
 from neuraxis.network.model_source import Definition, located, quoted
+from neuraxis.network.model_tables import is_table
 
-__all__ = ["check_constructs"]
+__all__ = ["always_returns", "check_constructs", "check_reads", "check_returns", "own_names"]
 
 _OURS = "neuraxis.network.arithmetic"
 _NAMES_OF_LANGUAGE = {*FUNCTIONS, *DRAW_FUNCTIONS, "len"}
@@ -121,13 +122,86 @@ def check_constructs(function: Definition, model: str) -> None:
     _Checks(function, model).check()
 
 
+def always_returns(body: Sequence[ast.stmt]) -> bool:
+    """Return True if every path through these statements ends in a `return`."""
+    if not body:
+        return False
+    last = body[-1]
+    return isinstance(last, ast.Return) or (
+        isinstance(last, ast.If) and always_returns(last.body) and always_returns(last.orelse)
+    )
+
+
+def check_reads(function: Definition, names: Mapping[str, str]) -> None:
+    """Raise if a model's function reads a number or table around it whose name means something else in the model.
+
+    Parameters
+    ----------
+    function : Definition
+        The function of the model.
+    names : mapping of str to str
+        For each name of the model what it is, as "a parameter".
+
+    Raises
+    ------
+    InvalidArgument
+        The message has the file, the line, the name and both meanings.
+    """
+    own = own_names(function.tree)
+    for node in ast.walk(function.tree):
+        if not isinstance(node, ast.Name) or node.id in own or node.id not in names:
+            continue
+        value = function.value_of(node.id)
+        if is_number(value) or is_table(value):
+            kind = "number" if is_number(value) else "table"
+            raise InvalidArgument(
+                f"{located(function.name, node, function.tree)}: the function reads the {kind} {node.id!r} around it; "
+                f"in the model, {node.id!r} is {names[node.id]}. Add it to the arguments to read that, or rename the "
+                f"{kind}."
+            )
+
+
+def check_returns(model: str, tree: ast.FunctionDef, states: Collection[str]) -> None:
+    """Raise unless every path through a model's function returns a spike and one value for each state.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model, for error messages.
+    tree : ast.FunctionDef
+        The function, after the functions that it calls have been written out.
+    states : collection of str
+        Names of the states, in their order.
+
+    Raises
+    ------
+    InvalidArgument
+        The message has the file, the line, and what is returned instead.
+    """
+    returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    at, wanted = located(model, tree), f"return (spike, {', '.join(states)})"
+    if returned and not always_returns(tree.body):
+        raise InvalidArgument(f"{at}: not every path through the function ends in a return. Add the missing return.")
+    for node in returned:
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value] if node.value else []
+        if len(values) != 1 + len(states) or not isinstance(node.value, ast.Tuple):
+            count = {0: "nothing", 1: "one value"}.get(len(values), f"{len(values)} values")
+            raise InvalidArgument(f"{located(model, node)}: `{quoted(node)}` returns {count}; {wanted}, in this order")
+        for what, value in zip(["the spike", *(f"the state {one!r}" for one in states)], values, strict=True):
+            if isinstance(value, ast.Tuple | ast.List) or is_table(getattr(value, "value", None)):
+                raise InvalidArgument(
+                    f"{located(model, value, node)}: `{quoted(value)}` is returned for {what}, which is one number; "
+                    f"{wanted}, in this order"
+                )
+    if not returned:
+        raise InvalidArgument(f"{at}: the function returns nothing; {wanted}")
+
+
 class _Checks:
     def __init__(self, function: Definition, model: str) -> None:
         self._function = function
         self._model = model
-        tree = function.tree
-        self._own = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-        self._own |= {one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)}
+        self._own = own_names(function.tree)
 
     def check(self) -> None:
         for statement in self._function.tree.body:
@@ -177,6 +251,13 @@ class _Checks:
         value = self._function.value_of(node.id)
         if isinstance(value, ModuleType):
             raise self._refuse(node, f"the module {node.id}", ALLOWED)
+        if value is None and (node.id in _NAMES_OF_LANGUAGE or callable(getattr(builtins, node.id, None))):
+            value = _NAMES_OF_LANGUAGE
+        if value is _NAMES_OF_LANGUAGE or callable(value) or isinstance(value, Definition):
+            given = "" if node.id in DRAW_FUNCTIONS else "..."
+            raise self._refuse(
+                node, f"the function {node.id!r} without a call", f"Write {node.id}({given}), or the name of a value."
+            )
         value = plain(value)
         if isinstance(value, str | bytes | dict | set | bool):
             kind = "a truth value" if isinstance(value, bool) else f"a {type(value).__name__}"
@@ -232,6 +313,12 @@ class _Checks:
             outer = self._value(node.value)
             return getattr(outer, node.attr, None) if isinstance(outer, ModuleType) else None
         return None
+
+
+def own_names(tree: ast.FunctionDef) -> set[str]:
+    """Return the arguments and the variables of a function."""
+    stored = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return stored | {one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)}
 
 
 def _remedy(name: str) -> str:

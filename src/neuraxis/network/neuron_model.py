@@ -39,7 +39,8 @@ from neuraxis.arguments import frozen, is_array, near, plain
 from neuraxis.errors import InvalidArgument, InvalidType
 from neuraxis.network.arithmetic import stored_as
 from neuraxis.network.distributions import Constant, Distribution, Values, as_distribution
-from neuraxis.network.inlining import always_returns, inline_functions
+from neuraxis.network.inlining import inline_functions
+from neuraxis.network.model_checks import check_reads, check_returns
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import ALLOWED, FLOAT, FUNCTIONS, INT, lower_function, rounded
 from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
@@ -299,10 +300,30 @@ class NeuronModel:
         """
         values: dict[str, Any] = {**self.parameters, "dt_ms": dt_ms}
         if self.constants_for is not None:
-            values.update(self.constants_for(self.parameters, dt_ms))
+            values.update(self._checked_constants(self.constants_for(self.parameters, dt_ms)))
         elif self.constants is not None:
             values.update(self.constants)
         return {n: _as_number(f"{self.name}: constant {n}", value) for n, value in self._wanted(values).items()}
+
+    def _checked_constants(self, constants: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what `constants_for` returned, if no constant has the name of another value of the model."""
+        kinds = {"state": self.states, "receptor": self.receptors, "rate input": self.rate_inputs,
+                 "signal": self.signals, "length of a step": ("dt_ms",)}  # fmt: skip
+        at = located(self.name, self.definition)
+        for kind, names in kinds.items():
+            for one in names:
+                if one in constants:
+                    raise InvalidArgument(
+                        f"{at}: the constant {one!r} has the name of the {kind}; an argument has one meaning. Rename "
+                        "the constant."
+                    )
+        for one in self.globals_used:
+            if one in constants:
+                raise InvalidArgument(
+                    f"{at}: the function reads the number {one!r} around it; in the model, {one!r} is a constant. Add "
+                    "it to the arguments to read that, or rename the number."
+                )
+        return constants
 
     def _wanted(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the constants and parameters that the function takes, in the order of its arguments."""
@@ -370,7 +391,7 @@ class NeuronModel:
                 return same.for_step(dt_ms)
             values: dict[str, Any] = {**used, "dt_ms": dt_ms}
             if self.constants_for is not None:
-                values.update(constants_of(self.constants_for, used, dt_ms, what))
+                values.update(self._checked_constants(constants_of(self.constants_for, used, dt_ms, what)))
         constants, rows = as_rows(self._wanted(values), what, same.is_wide)
         constants = {name: _as_number(f"{self.name}: constant {name}", one) for name, one in constants.items()}
         made = replace(same, constants=constants, constants_for=None, dt_ms=dt_ms, rows=rows)
@@ -606,7 +627,8 @@ def _checked(
             if one not in arguments and kind != "parameter":
                 at = located(name, tree)
                 raise InvalidArgument(f"{at}: the function does not take the {kind} {one!r}. Add the argument.")
-    _check_returns(name, tree, states)
+    check_reads(function, {**dict.fromkeys(ENGINE_ARGUMENTS, "a value of the engine"), **declared})
+    check_returns(name, tree, states)
     if isinstance(constants, Mapping):
         constants = DerivedConstants(name, constants, set(parameters))
     described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *rate_inputs, *signals])
@@ -669,14 +691,15 @@ def argument_kinds(model: NeuronModel, values: Mapping[str, Number]) -> dict[str
 def _usual_values(model: NeuronModel) -> dict[str, Number]:
     """Return the parameters and, if they can be computed, the constants for a usual step."""
     values: dict[str, Number] = dict(model.parameters)
+    found: Mapping[str, Number] = {}
     if isinstance(model.constants_for, DerivedConstants):
-        values.update(model.constants_for(model.parameters, _USUAL_DT_MS))
+        found = model.constants_for(model.parameters, _USUAL_DT_MS)
     elif model.constants_for is not None:
         try:
-            values.update(model.constants_for(model.parameters, _USUAL_DT_MS))
+            found = dict(model.constants_for(model.parameters, _USUAL_DT_MS))
         except Exception:  # a user's function that fails for the defaults fails again where the model is used
             pass
-    return values
+    return {**values, **model._checked_constants(found)}
 
 
 def _help_text(model: NeuronModel) -> str:
@@ -744,19 +767,6 @@ def _checked_meanings(model: str, meanings: Mapping[str, str], known: Sequence[s
         if not isinstance(meaning, str):
             raise InvalidType(f"{model}: meanings: {name}={meaning!r}: text is expected")
     return dict(meanings)
-
-
-def _check_returns(name: str, tree: ast.FunctionDef, states: Mapping[str, Number]) -> None:
-    """Raise unless every path returns a spike and all states."""
-    returned = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    at, wanted = located(name, tree), f"return (spike, {', '.join(states)})"
-    if returned and not always_returns(tree.body):
-        raise InvalidArgument(f"{at}: not every path through the function ends in a return. Add the missing return.")
-    for node in returned:
-        if not isinstance(node.value, ast.Tuple) or len(node.value.elts) != 1 + len(states):
-            raise InvalidArgument(f"{located(name, node)}: {wanted}, in this order")
-    if not returned:
-        raise InvalidArgument(f"{at}: the function returns nothing; {wanted}")
 
 
 def _globals_used(function: Definition, tree: ast.FunctionDef) -> dict[str, Number]:

@@ -4,6 +4,9 @@ Lines of all ranks and of both streams go through one queue, each in one piece, 
 output and error are the same file. Writing does not block the launcher: if a reader is slow or has stopped, like a
 pager, the queue fills and the launcher stops reading the ranks' pipes (backpressure), but still handles deaths and
 signals.
+
+When one rank raises, all others raise because they lost it. So a traceback waits until its rank has ended, or for two
+seconds: then it is known whether it is one of those.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import re
 import select
 import selectors
 import sys
+import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 
@@ -89,27 +94,45 @@ _READ = 64 * 1024
 _WRITE = 4096
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 _STDOUT, _STDERR = 1, 2
+_HOLD_S = 2.0  # longest delay of a traceback whose rank goes on
+_LONGEST_HELD = 1000  # lines
 
 
 class _Stream:
-    def __init__(self, source: int, target: int, prefix: bytes, tail: Tail) -> None:
-        self.source = source
+    def __init__(self, rank: int, target: int, prefix: bytes, tail: Tail) -> None:
+        self.rank = rank
         self.target = target
         self.prefix = prefix
         self.tail = tail
         self.splitter = LineSplitter()
+        self.has_ended = False
+        self.held: list[bytes] | None = None  # a traceback that waits, and what follows it
+        self.held_until = 0.0
 
 
 class Output:
     """Reads the pipes of captured ranks and writes their lines.
 
     `broken` is True once the reader of our standard output has gone (`| head`).
+
+    If `is_secondary` is given, it gets the last line of the traceback of a rank that has failed; True if the rank only
+    lost another one. Such a traceback is written only if `release` is called.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, *, prefix: bool) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        *,
+        prefix: bool,
+        is_secondary: Callable[[str], bool] | None = None,
+    ) -> None:
         self.broken = False
         self._selector = selector
         self._prefix = prefix
+        self._is_secondary = is_secondary
+        self._errors: dict[int, _Stream] = {}  # standard error of each rank
+        self._withheld: dict[int, tuple[bytes, ...]] = {}  # tracebacks of ended ranks
+        self._shown: set[tuple[bytes, ...]] = set()
         self._streams: dict[int, _Stream] = {}
         self._tails: dict[int, Tail] = {}
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -124,12 +147,40 @@ class Output:
         tail = self._tails[process.rank] = Tail()
         for source, target in zip(process.pipes or (), (_STDOUT, _STDERR), strict=False):
             os.set_blocking(source, False)
-            self._streams[source] = _Stream(source, target, self._prefix_of(process.rank, target), tail)
+            stream = _Stream(process.rank, target, self._prefix_of(process.rank, target), tail)
+            self._streams[source] = stream
+            if target == _STDERR:
+                self._errors[process.rank] = stream
             if not self._paused:
                 self._selector.register(source, selectors.EVENT_READ, partial(self._read, source))
 
     def tail(self, rank: int) -> Tail:
         return self._tails.get(rank) or Tail()
+
+    def ended(self, rank: int, *, ok: bool) -> None:
+        """Decide about the traceback of a rank that has ended; withhold a secondary one, and one that is shown."""
+        for source in [source for source, stream in self._streams.items() if stream.rank == rank]:
+            while source in self._streams and self._read(source):
+                pass
+        errors = self._errors.get(rank)
+        if errors is None:
+            return
+        errors.has_ended = True
+        lines, errors.held = tuple(errors.held or ()), None
+        if not lines:
+            return
+        assert self._is_secondary is not None
+        if not ok and (lines in self._shown or self._is_secondary(errors.tail.last_error())):
+            self._withheld[rank] = lines
+            return
+        self._shown.add(lines)
+        self._put_all(errors, lines)
+
+    def release(self, rank: int | None = None) -> None:
+        """Write the withheld traceback of a rank, by default those of all."""
+        for one in [rank] if rank is not None else [*self._withheld]:
+            if one in self._withheld:
+                self._put_all(self._errors[one], self._withheld.pop(one))
 
     def report(self, text: str) -> None:
         """Queue a message of the launcher itself for standard error."""
@@ -138,6 +189,9 @@ class Output:
 
     def flush(self) -> None:
         """Write what can be written without blocking; stop reading from ranks while the queue is full."""
+        for stream in self._errors.values():
+            if stream.held is not None and time.monotonic() >= stream.held_until:
+                self._stop_holding(stream)
         if self._waiting_for is not None:
             self._selector.unregister(self._waiting_for)
             self._waiting_for = None
@@ -167,6 +221,8 @@ class Output:
                 pass
             if source in self._streams:
                 self._close(source)
+        for stream in self._errors.values():
+            self._stop_holding(stream)
 
     def finish(self) -> None:
         """Write all that is left, however slow the reader is. The selector may be closed already."""
@@ -199,12 +255,28 @@ class Output:
 
     def _emit(self, stream: _Stream, line: bytes) -> None:
         text = line.rstrip(b"\r\n")
-        if not self._prefix:
-            stream.tail.add(line)
-            self._put(stream.target, line)
-        elif text or not line.endswith(b"\r"):
-            stream.tail.add(line)
-            self._put(stream.target, stream.prefix + text + b"\n")
+        if self._prefix:
+            if not text and line.endswith(b"\r"):
+                return
+            line = text + b"\n"
+        stream.tail.add(line)
+        begins = stream.target == _STDERR and line.startswith(_TRACEBACK) and not stream.has_ended
+        if stream.held is None and begins and self._is_secondary is not None:
+            stream.held, stream.held_until = [], time.monotonic() + _HOLD_S
+        if stream.held is None:
+            self._put(stream.target, stream.prefix + line)
+            return
+        stream.held.append(line)
+        if len(stream.held) > _LONGEST_HELD:
+            self._stop_holding(stream)
+
+    def _stop_holding(self, stream: _Stream) -> None:
+        lines, stream.held = stream.held or [], None
+        self._put_all(stream, lines)
+
+    def _put_all(self, stream: _Stream, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._put(stream.target, stream.prefix + line)
 
     def _put(self, target: int, line: bytes) -> None:
         if self.broken and target == _STDOUT:

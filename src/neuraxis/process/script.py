@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neuraxis.deprecation import renamed_members
-from neuraxis.errors import InvalidArgument, LaunchError, PeerLost, RendezvousError
+from neuraxis.errors import InvalidArgument, PeerLost, RendezvousError
 from neuraxis.machine import check_process_count, reporting_exhaustion, usable_cores
 from neuraxis.process.environment import Placement, free_port, new_job_secret, rank_environment
 from neuraxis.process.output import Tail
@@ -82,9 +82,7 @@ class LaunchOptions:
     Raises
     ------
     InvalidArgument
-        An option is invalid, or the machine cannot hold `n` more processes.
-    LaunchError
-        The script does not exist.
+        An option is invalid, the script does not exist, or the machine cannot hold `n` more processes.
 
     Examples
     --------
@@ -122,7 +120,7 @@ class LaunchOptions:
         if not 0 <= self.grace < float("inf"):
             raise InvalidArgument(f"grace is {self.grace}. It must be a number of seconds, 0 or more")
         if not self.module and not Path(self.script).exists():
-            raise LaunchError(f"there is no script {self.script!r}. To run a module, put -m before its name")
+            raise InvalidArgument(f"there is no script {self.script!r}. To run a module, put -m before its name")
 
 
 def launch_script(options: LaunchOptions) -> int:
@@ -163,7 +161,12 @@ def _attempt(options: LaunchOptions, attempt: int, watchdog: Watchdog) -> tuple[
     place = _placement(options, attempt)
     with SignalRelay() as relay:
         with Supervisor(
-            watchdog, Shutdown(options.grace), grace=options.grace, prefix=options.prefix, relay=relay
+            watchdog,
+            Shutdown(options.grace),
+            grace=options.grace,
+            prefix=options.prefix,
+            relay=relay,
+            is_secondary=is_secondary_error,
         ) as supervisor:
             for local_rank in range(options.n):
                 supervisor.add(_start(options, place, local_rank))
@@ -178,6 +181,7 @@ def _evaluate(options: LaunchOptions, attempt: int, supervisor: Supervisor) -> t
     output = supervisor.output
     if supervisor.interrupted is not None:
         ended = ExitStatus(signal=supervisor.interrupted)
+        output.release()
         output.report(f"neuraxis launch: all ranks ended after {ended}")
         return ended.shell_status, False
     if supervisor.failures:
@@ -185,6 +189,7 @@ def _evaluate(options: LaunchOptions, attempt: int, supervisor: Supervisor) -> t
             supervisor.failures, lambda process: is_secondary_error(output.tail(process.rank).last_error())
         )
         assert cause.exit is not None
+        output.release(cause.rank)
         output.report(describe_failure(cause, supervisor.ranks, output.tail))
         attempts = options.max_restarts + 1
         if attempt + 1 < attempts:
@@ -242,29 +247,52 @@ def is_secondary_error(error_line: str) -> bool:
 
 
 def describe_failure(cause: RankProcess, ranks: Sequence[RankProcess], tail: Callable[[int], Tail]) -> str:
-    """Return the summary that `neuraxis launch` prints: the first cause with its last lines, then a line per rank."""
+    """Return the summary that `neuraxis launch` prints: the first cause, and a line for all other ranks.
+
+    The traceback of the cause has been written before; the last lines of a rank without one follow here.
+    """
     assert cause.exit is not None
     how = f"failed with {cause.exit}" if cause.exit.signal is None else f"was killed by {cause.exit}"
-    lines = ["", f"neuraxis launch: rank {cause.rank} (pid {cause.pid}) {how}"]
+    error = tail(cause.rank).last_error()
+    lines = ["", f"neuraxis launch: rank {cause.rank} (pid {cause.pid}) {how}{f': {error}' if error else ''}"]
     if cause.exit.signal == getattr(signal, "SIGKILL", None):
         lines.append("  (an unexpected SIGKILL is often the kernel's, for lack of memory: see dmesg)")
     last = tail(cause.rank).lines()
-    if last:
+    if not last:
+        lines.append("  it wrote nothing")
+    elif not error:
         lines.append("  its last lines:")
         lines += [f"    {line}" for line in last]
-    else:
-        lines.append("  it wrote nothing")
+    alike: dict[str, tuple[str, list[int]]] = {}  # text of the first rank, and all ranks
     for process in ranks:
         if process is not cause:
-            lines.append(f"  rank {process.rank}: {_describe_end(process, tail(process.rank))}")
+            kind, text = _describe_end(process, tail(process.rank))
+            alike.setdefault(kind, (text, []))[1].append(process.rank)
+    if alike:
+        lines.append("  " + "; ".join(f"{_rank_list(found)} {text}" for text, found in alike.values()))
     return "\n".join(lines)
 
 
-def _describe_end(process: RankProcess, tail: Tail) -> str:
+def _describe_end(process: RankProcess, tail: Tail) -> tuple[str, str]:
+    """Return how a rank ended: in a form that is equal for ranks to be listed together, and as text."""
     assert process.exit is not None
     if process.exit.ok:
-        return "finished with exit code 0"
+        return (text := "finished with exit code 0"), text
     if process.ended_by_launcher:
-        return f"ended by the launcher, {process.exit}"
-    error = tail.last_error()
-    return f"failed too, {process.exit}" + (f": {error}" if error else "")
+        return (text := f"ended by the launcher, {process.exit}"), text
+    how, error = f"failed too, {process.exit}", tail.last_error()
+    if is_secondary_error(error):  # they differ in where each rank noticed
+        error = error.removeprefix("neuraxis.errors.")
+        return f"{how}: {error.partition(':')[0]}", f"{how}: {error.partition('. ')[0]}"
+    return (text := f"{how}: {error}" if error else how), text
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    """Return "rank 1", or "ranks 0, 2-15"."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join('-'.join(map(str, part)) for part in parts)}"

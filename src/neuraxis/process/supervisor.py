@@ -124,8 +124,12 @@ class Supervisor:
         prefix: bool = False,
         relay: SignalRelay | None = None,
         waiting: AbstractContextManager[object] | None = None,
+        is_secondary: Callable[[str], bool] | None = None,
     ) -> None:
-        """`waiting` is entered around each wait: the only place where an exception of a signal handler is safe."""
+        """`waiting` is entered around each wait: the only place where an exception of a signal handler is safe.
+
+        `is_secondary`: see `Output`.
+        """
         self.ranks: list[RankProcess] = []
         self.failures: list[RankProcess] = []
         self.interrupted: int | None = None
@@ -135,7 +139,7 @@ class Supervisor:
         self._relay = relay
         self._waiting = waiting or nullcontext()
         self._selector = selectors.DefaultSelector()
-        self.output = Output(self._selector, prefix=prefix)
+        self.output = Output(self._selector, prefix=prefix, is_secondary=is_secondary)
         self._readers: dict[int, Callable[[], None]] = {}
         if relay is not None and relay.descriptor is not None:
             self._selector.register(relay.descriptor, selectors.EVENT_READ, lambda: None)
@@ -252,6 +256,7 @@ class Supervisor:
             return
         if process.pidfd is not None:
             self._selector.unregister(process.pidfd)
+        self.output.ended(process.rank, ok=status.ok)
         if not status.ok:
             self.record_failure(process)
 

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from neuraxis.engine.cpu.rates import Outputs
 from neuraxis.engine.spikes import longest_rate_lag, rate_sources
 from neuraxis.engine.state import COUNTS, STREAM, ShardState
-from neuraxis.network import Network, RewardSTDP
+from neuraxis.network import Network, RewardSTDP, Values
+from neuraxis.network.parameters import value_text
 from neuraxis.store.states import (
     Kind,
     SavedFolder,
@@ -35,6 +36,9 @@ __all__ = ["SavedState", "begin_state", "commit_state", "describe_network", "fin
 
 # Increased also when a change of the engine draws other synapses from a seed: synapses are not saved but drawn again.
 KIND = Kind("simulation", 2)
+
+# Of lif_cond_exp, whose factor of 1/6 is exact in float64 since release 0.2.
+_SOURCES_OF_0_1 = {"v = v_mv + h * (1.0 / 6.0) * (a + 2.0": "v = v_mv + h * 0.16666667 * (a + 2.0"}
 
 _PYTHON_STATE = "resident/"  # prefix of the states of Python populations; part of the file format
 
@@ -287,17 +291,53 @@ def commit_state(
 ) -> None:
     """Make the files in `data` the state of the folder that it is in."""
     sums = {name: file_sum(data / name) for name in files}
-    metadata = {"step": step, "time_ms": step * network.dt_ms, "fingerprint": fingerprint, "note": dict(note or {})}
+    metadata = {
+        "step": step,
+        "time_ms": step * network.dt_ms,
+        "fingerprint": fingerprint,
+        "note": dict(note or {}),
+        "parameters": _parameters(network),
+    }
     commit(data, KIND, sums, metadata, describe_network(network))
 
 
 def find_state(folder: Path, network: Network) -> SavedFolder:
     """Return the state in a folder; raise CheckpointError if there is none of this network."""
     found = SavedFolder.read(folder, KIND)
-    what_differs = "precision, models, parameters, inputs, rules, weights, delays or plasticity differ"
+    what_differs = (
+        _changed_parameter(found.metadata.get("parameters"), _parameters(network))
+        or "precision, models, initial values, inputs, rules, weights, delays or plasticity differ"
+    )
     found.require_identity(describe_network(network), "network", what_differs)
     saved_note(found)  # raises if it is damaged
     return found
+
+
+def _parameters(network: Network) -> dict[str, dict[str, str]]:
+    """Return the parameters of each population as text; that of different values has a digest of them."""
+    return {
+        one.name: {
+            name: f"{value_text(value)} (sha256 {_sha256(value.array)})" if isinstance(value, Values) else repr(value)
+            for name, value in one.model.parameters.items()
+        }
+        for one in network.populations
+    }
+
+
+def _sha256(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
+
+
+def _changed_parameter(saved: object, here: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the population and parameter that differ from a saved state, if the state has them; else nothing."""
+    for population, parameters in here.items():
+        were = saved.get(population) if isinstance(saved, dict) else None
+        if not isinstance(were, dict) or were.keys() != parameters.keys():
+            continue  # another model, or a state of release 0.1
+        for name, value in parameters.items():
+            if were[name] != value:
+                return f"population {population!r}: parameter {name} was {were[name]!s:.100}, here it is {value}"
+    return ""
 
 
 def saved_note(found: SavedFolder) -> dict[str, Any]:
@@ -314,7 +354,8 @@ def describe_network(network: Network) -> dict[str, Any]:
     for population in network.populations:
         model = population.model
         constants = sorted(model.values(network.dt_ms).items())
-        _digest(digest, population.name, population.n, model.source, constants, *population.initial.items())
+        source = model.source if network.is_wide else _source_of_0_1(model.source)
+        _digest(digest, population.name, population.n, source, constants, *population.initial.items())
         _digest(digest, sorted(model.globals_used.items()), list(model.states.items()), model.receptors)
         _digest(digest, list(model.signals.items()))
         if model.rate_inputs or model.output:
@@ -343,6 +384,16 @@ def describe_network(network: Network) -> dict[str, Any]:
         "projections": [p.name for p in (*network.projections, *network.rate_projections)],
         "digest": digest.hexdigest(),
     }
+
+
+def _source_of_0_1(source: str) -> str:
+    """Return the source that a model had in release 0.1, if a float32 network computes the same bits with both.
+
+    States of that release are restored by the digest of its sources.
+    """
+    for now, then in _SOURCES_OF_0_1.items():
+        source = source.replace(now, then)
+    return source
 
 
 def _digest(digest: Any, *values: object) -> None:

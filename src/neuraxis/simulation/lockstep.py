@@ -105,7 +105,7 @@ class LockstepExecutor(ShardedExecutor):
     ) -> BuildReport:
         if self._runner is not None:
             raise InvalidArgument("this executor already runs a simulation. Make one executor per simulation")
-        warm_up(packing=True)
+        warm_up(network, packing=True)
         if self.placement:
             check_placement(network, self.placement, self.workers)
         else:

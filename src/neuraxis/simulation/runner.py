@@ -125,8 +125,22 @@ class ShardRunner:
         recorded = merge_recorded(pieces)
         return Recorded(
             recorded.steps, recorded.ids, recorded.samples, int(self.shard.spike_counts.sum()) - spikes_before,
-            self.shard.unstable,
+            min((one for one in (self.shard.unstable, self._unstable_sample(recorded.samples)) if one), default=[]),
         )  # fmt: skip
+
+    def _unstable_sample(self, samples: Sequence[Samples]) -> list[float]:
+        """Return the first recorded value that is not finite, as `Recorded.unstable`; the shard looks at few steps."""
+        found: list[list[float]] = []
+        for one in samples if self.network.checks_finite else ():
+            if one.values.dtype.kind == "f" and not np.isfinite(one.values).all():
+                row, column = (int(at) for at in np.argwhere(~np.isfinite(one.values))[0])
+                probe, place = self.network.probes[one.probe], int(one.places[column])
+                neuron = place if probe.subset is None else int(probe.subset[place])
+                state = list(probe.population.model.states).index(probe.what)
+                found.append(
+                    [int(one.steps[row]), probe.population.index, neuron, state, float(one.values[row, column])]
+                )
+        return min(found, default=[])
 
     def _run_to(
         self, until: int, pieces: list[Recorded], check: Callable[[], None], fetch: Callable[[], None] | None

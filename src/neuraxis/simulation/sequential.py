@@ -53,7 +53,7 @@ class SequentialExecutor(ShardedExecutor):
             raise InvalidArgument("this executor already runs a simulation. Make one executor per simulation")
         require((self._place,))
         if on_cpu(self._place):
-            warm_up()
+            warm_up(network)
         self.placement = placement = place(network, 1)
         spike_buffers = SpikeBuffers.private(
             network, placement, lags_between(network, placement, listeners(python_populations, placement))

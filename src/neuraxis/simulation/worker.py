@@ -81,7 +81,7 @@ def _serve_one(line: WorkerLine, setup: Setup) -> Setup:
         try:
             device = setup.devices[line.rank]
             if on_cpu(device):
-                warm_up()
+                warm_up(setup.network)
             transport = _PipePayloads(line)
             try:
                 runner = ShardRunner(

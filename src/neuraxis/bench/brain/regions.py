@@ -181,8 +181,8 @@ class _Contender:
 
 def report(results: RegionResults) -> Report:
     headings = [
-        "brain", "neurons", "workers", "start s", "s per model s", "speedup", "waiting", "exchange", "window ms",
-        "us a window",
+        "brain", "workers", "neurons", "start s", "s per model s", "speedup", "waiting", "exchange", "window ms",
+        "µs a window",
     ]  # fmt: skip
     rows = []
     for entry in results.entries:
@@ -190,18 +190,18 @@ def report(results: RegionResults) -> Report:
         if entry.workers > 1:
             of_workers = [ratio_text(results.speedup(entry)), f"{entry.waiting:.0%}", f"{entry.exchange:.1%}"]
             of_workers += [f"{entry.window_ms:.1f}", f"{entry.window_us:.1f}"]
-        size = [entry.size, f"{entry.neurons:,}", str(entry.workers), f"{entry.start_seconds:.2f}"]
+        size = [entry.size, str(entry.workers), f"{entry.neurons:,}", f"{entry.start_seconds:.2f}"]
         rows.append([*size, f"{_per_second(results, entry):.3f}", *of_workers])
     rounds = len(results.entries[0].seconds) if results.entries else 0
     meaning = (
-        "waiting: for other workers, uneven load included; exchange: receiving each other's spikes, which is done once "
-        "in a step; a window is the model time that two workers can run without receiving from each other."
+        f"Medians of {rounds} stretches of {results.time_ms:g} ms of model time, in turns. Waiting: for other workers, "
+        "uneven load included. Exchange: receiving each other's spikes, which is done once in a step. A window is the "
+        "model time that two workers can run without receiving from each other."
     )
-    notes = [f"Medians of {rounds} stretches of {results.time_ms:g} ms, in turns. {meaning}"]
-    notes += [f"{size}, workers='auto': {choice}" for size, choice in results.choices.items()]
+    notes = [f"{size}, workers='auto': {choice}" for size, choice in results.choices.items()]
     if not results.sound:
         notes.append("NOT SOUND: fingerprints differ between numbers of workers")
-    table = Table("Brains of regions", headings, rows, bold=["speedup"])
+    table = Table("Brains of regions", headings, rows, meaning, bold=["speedup"])
     return Report(_data(results), machine_lines(results), [table], notes)
 
 

@@ -27,9 +27,20 @@ from neuraxis.compiled.atomics import (
     yield_cpu,
 )
 from neuraxis.engine.codegen import BLOCK, CONSTANTS
-from neuraxis.engine.cpu.learning import deliver_segment, flush, record_post_spike, reward, scale_weights
-from neuraxis.engine.cpu.rates import collect_outputs, gather_inputs, publish_outputs
-from neuraxis.engine.memory import array_of, call_poisson, call_update, f32, f64, i32, i64, u8, u32, u64
+from neuraxis.engine.memory import (
+    address_of,
+    array_of,
+    call,
+    call_poisson,
+    call_update,
+    f32,
+    f64,
+    i32,
+    i64,
+    u8,
+    u32,
+    u64,
+)
 from neuraxis.engine.random import mix
 from neuraxis.engine.tables import (
     CALENDAR_FULL,
@@ -40,14 +51,13 @@ from neuraxis.engine.tables import (
     HISTORY_FULL,
     LONGEST_TICKS,
     NOT_FINITE,
-    NOT_FINITE_64,
     RHYTHM,
     TIMED_EVERY,
     WAITING,
 )
 from neuraxis.network.modulation import CELLS
 
-__all__ = ["advance", "is_check_step", "schedule_again", "set_currents"]
+__all__ = ["advance", "is_check_step", "schedule_again"]
 
 CELL_BITS = CELLS.bit_length() - 1
 
@@ -99,7 +109,7 @@ def advance(
             return WAITING
         coming, own = _collect(control, t)
         if control.output_slots > 0:
-            collect_outputs(control, t)
+            call(control.collect_outputs, address_of(control), t)
         for i in range(tables.shape[0]):
             # A spike has at most one segment in each slot.
             if tables[i].most + coming + 1 > tables[i].room:
@@ -117,19 +127,21 @@ def advance(
             _deliver_static(control, tables[i], t)
         for i in range(plastic.shape[0]):
             begun = cycles() if timed else 0
-            _deliver_plastic(control, plastic[i], t)
+            call(control.deliver_plastic, address_of(control), address_of(plastic[i]), t)
             if timed:
                 plastic[i].ticks += min(cycles() - begun, LONGEST_TICKS)
         if control.output_slots > 0:
-            gather_inputs(control, t)
+            call(control.gather_inputs, address_of(control), t)
         clock, spent = _lap(clock)
         control.delivered += spent
         _update_modulators(control, modulators, releases, t)
         _update_signals(control, modulators, t)
         _update_slices(control, slices, poissons, pulses, plastic, t, timed)
         if control.output_slots > 0:
-            publish_outputs(control, slices, t)
-        _learn(plastic, t)
+            call(control.publish_outputs, address_of(control), slices.ctypes.data, t)
+        for i in range(plastic.shape[0]):
+            if plastic[i].every > 0 or plastic[i].scale_every > 0:
+                call(control.learn, address_of(control), address_of(plastic[i]), t)
         clock, spent = _lap(clock)
         control.updated += spent
         for i in range(probes.shape[0]):
@@ -315,7 +327,7 @@ def _deliver_static(control: Any, table: Any, t: Any) -> None:
     segments = u64(table.calendar + slot * table.room * 8, table.room)
     address = table.words_address
     if table.weights:
-        control.events += _deliver_int64(table, address, segments, n)
+        call(control.deliver_wide, address_of(control), address_of(table), table.calendar + slot * table.room * 8, n)
         return
     accumulators = i32(table.accumulators, 1 << 40)
     events = np.uint64(0)
@@ -348,21 +360,6 @@ def _deliver_static(control: Any, table: Any, t: Any) -> None:
 
 
 @inner_function
-def _deliver_int64(table: Any, address: Any, segments: Any, n: Any) -> Any:
-    """Add the 64-bit weights of segments to int64 accumulators; return the number of synapses."""
-    accumulators = i64(table.accumulators, 1 << 40)
-    wide, weights = u64(address, 1 << 40), i64(table.weights, 1 << 40)
-    events = np.int64(0)
-    for i in range(n):
-        start = segments[i] & _LOW
-        size = (segments[i] >> np.uint64(32)) & _SIZE
-        for k in range(start, start + size):
-            accumulators[(wide[k] >> np.uint64(32)) & _TARGET] += weights[k]
-        events += np.int64(size)
-    return events
-
-
-@inner_function
 def _prefetch_segment(address: Any, bits: Any, segment: Any) -> None:
     """Prefetch the first cache lines of a segment; the hardware prefetcher continues after them."""
     first = address + (np.int64(segment & _LOW) << bits)
@@ -371,26 +368,6 @@ def _prefetch_segment(address: Any, bits: Any, segment: Any) -> None:
     while first < last:
         prefetch(first)
         first += _LINE
-
-
-@inner_function
-def _deliver_plastic(control: Any, table: Any, t: Any) -> None:
-    """Deliver the spikes that arrive at plastic synapses in step t, which change these."""
-    populations, workers = control.populations, control.workers
-    p = table.pre
-    first_id = i64(control.first_ids, populations + 1)[p]
-    first = i64(control.history_first, workers)
-    delays = i64(table.delays, table.classes)
-    for c in range(table.classes):
-        s = t - delays[c]
-        if s < 1:
-            break
-        slot = s & (control.slots - 1)
-        for w in range(workers):
-            offsets = i32(control.history_offsets + (slot * workers + w) * (populations + 1) * 4, populations + 1)
-            ids = i32(control.history_ids + (slot * control.neurons + first[w]) * 4, control.neurons)
-            for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
-                control.events += deliver_segment(table, np.int64(ids[i]) - first_id, c, delays[c], t)
 
 
 @inner_function
@@ -457,9 +434,10 @@ def _update_slices(control: Any, slices: Any, poissons: Any, pulses: Any, plasti
         begun = cycles() if timed else 0
         if part.silent == 0:
             n = _update_slice(control, part, i, poissons, pulses, buffer, n, t)
-        for table in range(part.plastic_first, part.plastic_end):
-            for k in range(before, n):
-                record_post_spike(plastic[table], np.int64(buffer[populations + 1 + k]) - part.first_id, t)
+        if n > before:
+            for table in range(part.plastic_first, part.plastic_end):
+                ids = at + (populations + 1 + before) * 4
+                call(control.record_post_spikes, address_of(plastic[table]), ids, n - before, part.first_id, t)
         spikes[part.population] += n - before
         if timed:
             part.ticks += min(cycles() - begun, LONGEST_TICKS)
@@ -489,7 +467,7 @@ def _update_slice(control: Any, part: Any, place: Any, poissons: Any, pulses: An
                 else:
                     current += bits_to_float32(np.uint32(pulses[i].bits))
         elif t == pulses[i].start + 1 or t == pulses[i].stop + 1:
-            set_currents(part, pulses, t, control.wide)
+            call(control.set_currents, address_of(part), pulses.ctypes.data, t)
     if control.wide:
         f64(part.constants, CONSTANTS)[CONSTANTS - 1] = wide_current
     inputs = u64(part.input, part.input_count)
@@ -502,8 +480,11 @@ def _update_slice(control: Any, part: Any, place: Any, poissons: Any, pulses: An
             if poissons[i].start < t and t <= poissons[i].stop:
                 _poisson(control, poissons[i], block + part.stream_bytes, accumulators, size, b)
         call_update(part.update, block, accumulators, flags, size, part.constants, current, t)
-        if checks and control.unstable_step == 0 and _has_not_finite(control, part, block, size):
-            _record_instability(control, part, place, block, b * BLOCK, size, t)
+        if checks and control.unstable_step == 0:
+            if control.wide:
+                call(control.check_wide, address_of(control), address_of(part), place, block, b * BLOCK, size, t)
+            elif _has_not_finite(part, block, size):
+                _record_instability(control, part, place, block, b * BLOCK, size, t)
         while part.input_position < part.input_count:
             due = np.int64(inputs[part.input_position])
             neuron = (due & 0xFFFFFFFF) - b * BLOCK
@@ -540,16 +521,9 @@ def is_check_step(t: Any) -> Any:
 
 
 @inner_function
-def _has_not_finite(control: Any, part: Any, block: Any, size: Any) -> Any:
+def _has_not_finite(part: Any, block: Any, size: Any) -> Any:
     """Return True if a state of a block is infinite or NaN; the loop vectorises, and the block is in the cache."""
     rows = i64(part.floats, part.float_count)
-    if control.wide:
-        highest = np.uint64(0)
-        for j in range(part.float_count):
-            wide_row = u64(block + rows[j] * BLOCK * 8, BLOCK)
-            for k in range(np.uint64(size)):
-                highest = max(highest, wide_row[k] & np.uint64(0x7FFFFFFFFFFFFFFF))
-        return highest >= np.uint64(NOT_FINITE_64)
     largest = np.uint32(0)
     for j in range(part.float_count):
         row = u32(block + rows[j] * BLOCK * 4, BLOCK)
@@ -567,13 +541,8 @@ def _record_instability(control: Any, part: Any, place: Any, block: Any, first: 
     rows = i64(part.floats, part.float_count)
     for k in range(size):
         for j in range(part.float_count):
-            if control.wide:
-                bits = u64(block + rows[j] * BLOCK * 8, BLOCK)[k]
-                found = bits & np.uint64(0x7FFFFFFFFFFFFFFF) >= np.uint64(NOT_FINITE_64)
-            else:
-                bits = np.uint64(u32(block + rows[j] * BLOCK * 4, BLOCK)[k])
-                found = bits & np.uint64(0x7FFFFFFF) >= np.uint64(NOT_FINITE)
-            if found:
+            bits = u32(block + rows[j] * BLOCK * 4, BLOCK)[k]
+            if bits & np.uint32(0x7FFFFFFF) >= np.uint32(NOT_FINITE):
                 control.unstable_step = t
                 control.unstable_part = place
                 control.unstable_neuron = first + k
@@ -584,104 +553,46 @@ def _record_instability(control: Any, part: Any, place: Any, block: Any, first: 
 
 @inner_function
 def _poisson(control: Any, given: Any, stream: Any, accumulators: Any, n: Any, b: Any) -> None:
-    target = accumulators + given.receptor_bytes
-    sums, wide = i64(target, BLOCK), control.wide != 0
-    if given.function and wide:
-        counts = i32(control.poisson_counts, BLOCK)
-        call_poisson(given.function, stream, control.poisson_counts, n, given.table, np.int32(1))
-        for k in range(n):
-            sums[k] += counts[k] * given.weight
-            counts[k] = 0
-        return
+    target, weight = accumulators + given.receptor_bytes, np.int32(given.weight)
+    if control.wide:  # count first
+        target, weight = control.poisson_counts, np.int32(1)
     if given.function:
-        call_poisson(given.function, stream, target, n, given.table, np.int32(given.weight))
-        return
-    # Rates that differ between neurons or are too high for thresholds: invert the cumulative distribution. The table
-    # holds exp(-mean) and the mean of each neuron, as float64.
-    u = u32(stream, 2 * BLOCK)
-    a = i32(target, BLOCK)
-    table = f64(given.table + b * BLOCK * 16, 2 * BLOCK)
-    for k in range(n):
-        s0, s1 = u[k], u[BLOCK + k]
-        drawn = np.float64(np.uint32(s0 * np.uint32(0x9E3779BB))) * 2.0**-32
-        s1 ^= s0
-        u[k] = ((s0 << np.uint32(26)) | (s0 >> np.uint32(6))) ^ s1 ^ (s1 << np.uint32(9))
-        u[BLOCK + k] = (s1 << np.uint32(13)) | (s1 >> np.uint32(19))
-        probability, mean = table[2 * k], table[2 * k + 1]
-        reached = probability
-        count = 0
-        while drawn >= reached and probability > 0.0:
-            count += 1
-            probability = probability * mean / count
-            reached += probability
-        if wide:
-            sums[k] += count * given.weight
-        else:
-            a[k] += np.int32(count * given.weight)
-
-
-@inner_function
-def set_currents(part: Any, pulses: Any, t: Any, wide: Any) -> None:
-    """Set the row of currents that differ between neurons to the sum of those active in step t."""
-    if part.current_row < 0:
-        return
-    if wide:
-        _set_wide_currents(part, pulses, t)
-        return
-    for b in range((part.n + BLOCK - 1) // BLOCK):
-        row = f32(part.blocks + b * part.block_bytes + part.current_row, BLOCK)
-        for k in range(min(BLOCK, part.n - b * BLOCK)):
-            total = np.float32(0.0)
-            for i in range(part.pulse_first, part.pulse_end):
-                if pulses[i].values != 0 and pulses[i].start < t and t <= pulses[i].stop:
-                    total += f32(pulses[i].values, part.n)[b * BLOCK + k]
-            row[k] = total
-
-
-@inner_function
-def _set_wide_currents(part: Any, pulses: Any, t: Any) -> None:
-    for b in range((part.n + BLOCK - 1) // BLOCK):
-        row = f64(part.blocks + b * part.block_bytes + part.current_row, BLOCK)
-        for k in range(min(BLOCK, part.n - b * BLOCK)):
-            total = 0.0
-            for i in range(part.pulse_first, part.pulse_end):
-                if pulses[i].values != 0 and pulses[i].start < t and t <= pulses[i].stop:
-                    total += f64(pulses[i].values, part.n)[b * BLOCK + k]
-            row[k] = total
-
-
-@inner_function
-def _learn(plastic: Any, t: Any) -> None:
-    """Apply the periodic changes of all weights."""
-    for i in range(plastic.shape[0]):
-        rewarded = plastic[i].every > 0 and t % plastic[i].every == 0
-        scaled = plastic[i].scale_every > 0 and t % plastic[i].scale_every == 0
-        if not (rewarded or scaled):
-            continue
-        begun = cycles()
-        flush(plastic[i], t)
-        if rewarded:
-            reward(plastic[i], f32(plastic[i].level, 1)[0])
-        if scaled:
-            scale_weights(plastic[i])
-        plastic[i].learn_ticks += cycles() - begun
+        call_poisson(given.function, stream, target, n, given.table, weight)
+    else:
+        # Rates that differ between neurons or are too high for thresholds: invert the cumulative distribution. The
+        # table holds exp(-mean) and the mean of each neuron, as float64.
+        u = u32(stream, 2 * BLOCK)
+        a = i32(target, BLOCK)
+        table = f64(given.table + b * BLOCK * 16, 2 * BLOCK)
+        for k in range(n):
+            s0, s1 = u[k], u[BLOCK + k]
+            drawn = np.float64(np.uint32(s0 * np.uint32(0x9E3779BB))) * 2.0**-32
+            s1 ^= s0
+            u[k] = ((s0 << np.uint32(26)) | (s0 >> np.uint32(6))) ^ s1 ^ (s1 << np.uint32(9))
+            u[BLOCK + k] = (s1 << np.uint32(13)) | (s1 >> np.uint32(19))
+            probability, mean = table[2 * k], table[2 * k + 1]
+            reached = probability
+            count = 0
+            while drawn >= reached and probability > 0.0:
+                count += 1
+                probability = probability * mean / count
+                reached += probability
+            a[k] += np.int32(count * weight)
+    if control.wide:
+        call(control.add_counts, control.poisson_counts, accumulators + given.receptor_bytes, n, given.weight)
 
 
 @inner_function
 def _sample(control: Any, probe: Any) -> None:
-    """Append a state of the probed neurons to the samples."""
+    """Append a state of the probed neurons to the samples, one word for each or two."""
     samples = u32(control.samples, control.sample_room)
     ids = i64(probe.ids, probe.count)
+    words = 2 if control.wide else 1
     n = control.sampled
-    if control.wide:
-        for i in range(probe.count):
-            k = ids[i]
-            at = probe.blocks + (k // BLOCK) * probe.block_bytes + probe.row * BLOCK * 8 + (k % BLOCK) * 8
-            samples[n + 2 * i], samples[n + 2 * i + 1] = u32(at, 2)[0], u32(at, 2)[1]
-        control.sampled = n + 2 * probe.count
-        return
     for i in range(probe.count):
         k = ids[i]
-        row = probe.blocks + (k // BLOCK) * probe.block_bytes + probe.row * BLOCK * 4
-        samples[n + i] = u32(row, BLOCK)[k % BLOCK]
-    control.sampled = n + probe.count
+        row = u32(probe.blocks + (k // BLOCK) * probe.block_bytes + probe.row * BLOCK * 4 * words, BLOCK * words)
+        for word in range(words):
+            samples[n] = row[(k % BLOCK) * words + word]
+            n += 1
+    control.sampled = n

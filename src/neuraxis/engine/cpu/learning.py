@@ -27,23 +27,31 @@ from typing import Any
 
 import numpy as np
 
-from neuraxis.compiled import compiled, inner_function
+from neuraxis.compiled import compiled_on_demand, inner_function
+from neuraxis.compiled.atomics import cycles
 from neuraxis.engine.arithmetic import power_of_positive
 from neuraxis.engine.codegen import BLOCK
-from neuraxis.engine.memory import array_of, f32, i32, i64, u32
-from neuraxis.engine.tables import DECAY_CELLS, PARAMETERS, PLAIN, REWARD, SHORT_TERM, STDP_BOUNDED
+from neuraxis.engine.memory import array_of, call, f32, i32, i64, u32
+from neuraxis.engine.tables import (
+    CONTROL,
+    DECAY_CELLS,
+    PARAMETERS,
+    PLAIN,
+    PLASTIC_TABLE,
+    REWARD,
+    SHORT_TERM,
+    STDP_BOUNDED,
+)
 
 __all__ = [
-    "deliver_segment",
-    "flush",
+    "deliver_plastic",
     "flush_tables",
-    "record_post_spike",
-    "reward",
-    "scale_weights",
+    "learn",
+    "record_post_spikes",
     "update_full_flags",
 ]
 
-_parameters_at = array_of(PARAMETERS)
+_controls_at, _tables_at, _parameters_at = map(array_of, (CONTROL, PLASTIC_TABLE, PARAMETERS))
 
 _f = np.float32
 _ZERO, _ONE, _TINY = _f(0.0), _f(1.0), _f(1e-30)
@@ -145,7 +153,7 @@ def _post_trace(k: Any, m: Any, before: Any, decay: Any, count: Any, steps: Any,
 
 
 @inner_function
-def deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> Any:
+def _deliver_segment(table: Any, source: Any, c: Any, delay: Any, now: Any) -> Any:
     """Deliver a spike of `source` (its row) to the targets of delay class c; return the number of synapses."""
     kind = table.kind
     segments = table.rows * table.classes
@@ -232,7 +240,7 @@ def _release(table: Any, s: Any, emitted: Any, segments: Any, p: Any) -> Any:
 
 
 @inner_function
-def record_post_spike(table: Any, target: Any, step: Any) -> None:
+def _record_post_spike(table: Any, target: Any, step: Any) -> None:
     """Record a spike of neuron `target` of the target slice in this step."""
     if table.scale_every > 0:
         i32(table.scale_count, table.post_n)[target] += 1
@@ -271,7 +279,7 @@ def _is_history_full(table: Any, n: Any, base: Any, steps: Any, capacity: Any) -
 
 
 @inner_function
-def update_full_flag(table: Any) -> None:
+def _update_full_flag(table: Any) -> None:
     """Set `full` to 1 if the history of a target is full."""
     table.full = 0
     if table.kind == PLAIN or table.kind == SHORT_TERM:
@@ -285,10 +293,10 @@ def update_full_flag(table: Any) -> None:
 
 
 @inner_function
-def flush(table: Any, now: Any) -> None:
+def _flush(table: Any, now: Any) -> None:
     """Apply all target spikes that can be applied after step `now` to all synapses."""
     table.flushed = now
-    update_full_flag(table)
+    _update_full_flag(table)
     kind = table.kind
     if kind == PLAIN or kind == SHORT_TERM:
         return
@@ -335,7 +343,7 @@ def flush(table: Any, now: Any) -> None:
 
 
 @inner_function
-def reward(table: Any, level: Any) -> None:
+def _reward(table: Any, level: Any) -> None:
     """Apply the reward to all weights, after a flush: w += level * eligibility; then the eligibility decays."""
     p = _parameters_at(table.parameters, 1)[0]
     weights = f32(table.weights, table.synapses)
@@ -354,7 +362,7 @@ def reward(table: Any, level: Any) -> None:
 
 
 @inner_function
-def scale_weights(table: Any) -> None:
+def _scale_weights(table: Any) -> None:
     """Scale all weights, after a flush: those onto a target that spiked too little grow, and vice versa."""
     p = _parameters_at(table.parameters, 1)[0]
     weights = f32(table.weights, table.synapses)
@@ -369,15 +377,63 @@ def scale_weights(table: Any) -> None:
         count[k] = 0
 
 
-@compiled
-def update_full_flags(plastic: Any) -> None:
+@compiled_on_demand
+def deliver_plastic(control_at: int, table_at: int, t: int) -> None:
+    """Deliver the spikes that arrive at plastic synapses in step t, which change these."""
+    control, table = _controls_at(control_at, 1)[0], _tables_at(table_at, 1)[0]
+    populations, workers = control.populations, control.workers
+    p = table.pre
+    first_id = i64(control.first_ids, populations + 1)[p]
+    first = i64(control.history_first, workers)
+    delays = i64(table.delays, table.classes)
+    for c in range(table.classes):
+        s = t - delays[c]
+        if s < 1:
+            break
+        slot = s & (control.slots - 1)
+        for w in range(workers):
+            offsets = i32(control.history_offsets + (slot * workers + w) * (populations + 1) * 4, populations + 1)
+            ids = i32(control.history_ids + (slot * control.neurons + first[w]) * 4, control.neurons)
+            for i in range(np.int64(offsets[p]), np.int64(offsets[p + 1])):
+                control.events += _deliver_segment(table, np.int64(ids[i]) - first_id, c, delays[c], t)
+
+
+@compiled_on_demand
+def record_post_spikes(table_at: int, ids_at: int, n: int, first_id: int, t: int) -> None:
+    """Record the spikes of neurons of the target slice in step t."""
+    table, ids = _tables_at(table_at, 1)[0], i32(ids_at, n)
+    for k in range(n):
+        _record_post_spike(table, np.int64(ids[k]) - first_id, t)
+
+
+@compiled_on_demand
+def learn(control_at: int, table_at: int, t: int) -> None:
+    """Apply the periodic changes of all weights of a table that are due in step t."""
+    control, table = _controls_at(control_at, 1)[0], _tables_at(table_at, 1)[0]
+    rewarded = table.every > 0 and t % table.every == 0
+    scaled = table.scale_every > 0 and t % table.scale_every == 0
+    if not (rewarded or scaled):
+        return
+    begun = cycles()
+    call(control.flush_tables, table_at, 1, t)
+    if rewarded:
+        _reward(table, f32(table.level, 1)[0])
+    if scaled:
+        _scale_weights(table)
+    table.learn_ticks += cycles() - begun
+
+
+@compiled_on_demand
+def update_full_flags(tables_at: int, count: int) -> None:
     """Update `full` of every table, after histories were replaced."""
-    for i in range(plastic.shape[0]):
-        update_full_flag(plastic[i])
+    tables = _tables_at(tables_at, count)
+    for i in range(count):
+        _update_full_flag(tables[i])
 
 
-@compiled
-def flush_tables(plastic: Any, now: int) -> None:
+@compiled_on_demand
+def flush_tables(tables_at: int, count: int, now: int) -> None:
     """Bring every plastic weight up to date, as far as step `now` allows."""
-    for i in range(plastic.shape[0]):
-        flush(plastic[i], now)
+    tables = _tables_at(tables_at, count)
+    for i in range(count):
+        _flush(tables[i], now)

@@ -21,7 +21,14 @@ from neuraxis.network import STDP, Network, Projection, RewardSTDP
 from neuraxis.network.arithmetic import exp, power
 from neuraxis.network.grid import to_steps
 
-__all__ = ["PlasticTable", "build_plastic_table", "decay_table", "describe_plastic_table", "list_static"]
+__all__ = [
+    "PlasticTable",
+    "build_plastic_table",
+    "compile_hashes",
+    "decay_table",
+    "describe_plastic_table",
+    "list_static",
+]
 
 FIRST_CAPACITY = 16  # capacities are powers of two
 
@@ -295,6 +302,12 @@ def decay_table(dt_ms: float, tau_ms: float) -> NDArray[np.float32]:
     table = np.array(digits, np.float32).reshape(-1)
     table.flags.writeable = False
     return table
+
+
+def compile_hashes() -> None:
+    """Compile the hash of weights, or load it from the cache."""
+    nothing = np.zeros(2, np.uint32)
+    _sum_of_hashes(nothing, nothing, nothing, np.uint64(0), np.uint64(0))
 
 
 @compiled

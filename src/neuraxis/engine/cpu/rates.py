@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.compiled import inner_function
+from neuraxis.compiled import compiled_on_demand
 from neuraxis.engine import tables as w
 from neuraxis.engine.codegen import BLOCK
 from neuraxis.engine.cpu.static_tables import Scan, delay_classes
@@ -40,6 +40,7 @@ _HASH_FACTOR = np.uint64(w.OUTPUT_FACTOR)
 
 Array = NDArray[np.generic]
 
+_controls_at, _slices_at = map(array_of, (w.CONTROL, w.SLICE))
 _tables_at, _outputs_at, _copies_at = map(array_of, (w.RATE_TABLE, w.OUTPUT, w.OUTPUT_COPY))
 
 
@@ -343,9 +344,10 @@ def _table(network: Network, projection: RateProjection, part: NeuronPart, colum
     )
 
 
-@inner_function
-def collect_outputs(control: Any, t: Any) -> None:
+@compiled_on_demand
+def collect_outputs(control_at: int, t: int) -> None:
     """Copy the outputs that can arrive from step t on to the ring."""
+    control = _controls_at(control_at, 1)[0]
     workers, slots = control.workers, control.output_slots
     lags = i64(control.lags, workers)
     buffers, strides = i64(control.buffers, workers), i64(control.buffer_strides, workers)
@@ -362,9 +364,10 @@ def collect_outputs(control: Any, t: Any) -> None:
             ring[k] = given[k]
 
 
-@inner_function
-def gather_inputs(control: Any, t: Any) -> None:
+@compiled_on_demand
+def gather_inputs(control_at: int, t: int) -> None:
     """Sum weight x output over the synapses of each target of this shard, for the update of step t."""
+    control = _controls_at(control_at, 1)[0]
     tables = _tables_at(control.rate_tables, control.rate_tables_count)
     for i in range(control.rate_tables_count):
         table = tables[i]
@@ -395,19 +398,20 @@ def gather_inputs(control: Any, t: Any) -> None:
                 inputs[k] = total
 
 
-@inner_function
-def publish_outputs(control: Any, slices: Any, t: Any) -> None:
+@compiled_on_demand
+def publish_outputs(control_at: int, slices_at: int, t: int) -> None:
     """Write the outputs of this shard's neurons after step t to its buffer, and add them to the hash of the run.
 
     Silenced populations have the output 0.
     """
+    control = _controls_at(control_at, 1)[0]
     workers, me = control.workers, control.me
     slot = i64(control.buffers, workers)[me] + t % control.buffer_slots * i64(control.buffer_strides, workers)[me]
     rows = _outputs_at(control.outputs, control.outputs_count)
     total = np.uint64(control.hash)
     for i in range(control.outputs_count):
         row = rows[i]
-        silent = slices[row.part].silent != 0
+        silent = _slices_at(slices_at, row.part + 1)[row.part].silent != 0
         for b in range((row.n + BLOCK - 1) // BLOCK):
             size = min(BLOCK, row.n - b * BLOCK)
             given = u32(row.blocks + b * row.block_bytes + row.row, BLOCK)

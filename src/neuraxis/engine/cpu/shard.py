@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraxis.compiled import compiled
 from neuraxis.engine import tables as w
 from neuraxis.engine.codegen import BLOCK, update_function
-from neuraxis.engine.cpu.advance import advance, schedule_again, set_currents
+from neuraxis.engine.cpu import optional
+from neuraxis.engine.cpu.advance import advance, schedule_again
+from neuraxis.engine.cpu.currents import set_currents, set_wide_currents
 from neuraxis.engine.cpu.learning import flush_tables, update_full_flags
 from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static
 from neuraxis.engine.cpu.rates import Rates
@@ -102,6 +103,7 @@ class Shard:
         self.silent: frozenset[int] = frozenset()
         self.frozen: frozenset[int] = frozenset()
         self._make_control_block()
+        self._put_kernels()
         self._merge_inputs()
 
     # --- running ------------------------------------------------------------------------------------------
@@ -129,12 +131,12 @@ class Shard:
         """Flush full histories of target spikes, and double the capacity of those that fill up often."""
         full = [table for table in self.plastic if table.row["full"]]
         often = [table for table in full if int(table.row["flushed"]) > self.step - FLUSH_EVERY]
-        flush_tables(self.plastic_rows, self.step)
+        self._flush_tables()
         for table in full:
             # An occasional pass over all synapses is cheap; frequent ones are not.
             if any(table is one for one in often) or table.row["full"]:
                 table.set_capacity(2 * table.post_steps.shape[1])
-        update_full_flags(self.plastic_rows)
+        self.update_full_flags()
 
     def _make_calendars(self, room: int) -> None:
         """Allocate calendars for `room` segments in each step, and copy the content of the old ones."""
@@ -170,14 +172,19 @@ class Shard:
 
     def update_full_flags(self) -> None:
         """Check which histories of target spikes are full, after they were replaced."""
-        update_full_flags(self.plastic_rows)
+        if len(self.plastic_rows):
+            update_full_flags(self.plastic_rows.ctypes.data, len(self.plastic_rows))
 
     def take_over(self, *, weights: bool = False) -> None:
         """Announce changes of states or levels, and with `weights` of plastic synapses (for shards on a GPU)."""
 
     def flush(self) -> None:
         """Bring all plastic weights up to date. This does not change results."""
-        flush_tables(self.plastic_rows, self.step)
+        self._flush_tables()
+
+    def _flush_tables(self) -> None:
+        if len(self.plastic_rows):
+            flush_tables(self.plastic_rows.ctypes.data, len(self.plastic_rows), self.step)
 
     def take_recorded(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
         """Return (steps, global ids, samples) recorded since the last call."""
@@ -419,6 +426,12 @@ class Shard:
             control[column] = array.ctypes.data
         self.rates.describe(control)
 
+    def _put_kernels(self) -> None:
+        """Write the addresses of the kernels that only some networks need to the control block."""
+        for group in optional.needed_by(self.network):
+            for name, kernel in group.kernels.items():
+                self.control[name] = kernel.address
+
     def _describe_signals(self) -> None:
         """Fill the tables of neuromodulators, rhythms and the constants bound to them."""
         network, dt_ms = self.network, self.network.dt_ms
@@ -578,8 +591,15 @@ class Shard:
         """Continue after `step`: update everything that is a function of the step."""
         self.control["step"] = step
         self._merge_inputs()
-        for row in self.slice_rows:
-            _set_currents(row, self.pulse_rows, step + 1, self.network.is_wide)
+        for place in range(len(self.slice_rows)):
+            self._set_currents(place)
+
+    def _set_currents(self, place: int) -> None:
+        """Set the currents of a slice that differ between its neurons to those of the next step."""
+        rows = self.slice_rows
+        if rows["current_row"][place] >= 0:
+            kernel = set_wide_currents if self.network.is_wide else set_currents
+            kernel(rows.ctypes.data + place * rows.itemsize, self.pulse_rows.ctypes.data, self.step + 1)
 
     def jump(self, step: int) -> None:
         """Continue after `step` with unchanged neurons, as if none had spiked in the skipped steps."""
@@ -646,12 +666,12 @@ class Shard:
     def silence(self, populations: Iterable[int]) -> None:
         """Silence exactly these populations from the next step on: their neurons are not updated and do not spike."""
         silent = set(populations)
-        for row, part in zip(self.slice_rows, self.held, strict=True):
+        for place, (row, part) in enumerate(zip(self.slice_rows, self.held, strict=True)):
             if row["silent"] and part.part.population not in silent:
                 size = part.accumulators.blocks * part.accumulators.stride
                 self.accumulators[part.accumulators.first : part.accumulators.first + size] = 0
                 # A current may have started or stopped meanwhile.
-                _set_currents(row, self.pulse_rows, self.step + 1, self.network.is_wide)
+                self._set_currents(place)
             row["silent"] = part.part.population in silent
         self.silent = frozenset(silent)
 
@@ -674,8 +694,3 @@ def _packed(steps: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.u
 
 def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
-
-
-@compiled
-def _set_currents(part: np.void, pulses: NDArray[np.void], t: int, wide: bool) -> None:
-    set_currents(part, pulses, t, wide)

@@ -420,6 +420,9 @@ class CudaShard(Shard):
         for name, value in zip(w.UNSTABLE, (packed >> 33, part, neuron, state, int(bits)), strict=True):
             self.control[name] = value
 
+    def _put_kernels(self) -> None:
+        """Leave the addresses of kernels out: the GPU has its own."""
+
     def _make_room(self) -> None:
         """Flush full histories of target spikes; if that does not help, double their capacity."""
         device, full = self._device, self._memory["full"]

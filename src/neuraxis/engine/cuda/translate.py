@@ -23,7 +23,7 @@ from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 
 from neuraxis.errors import InvalidArgument
-from neuraxis.network.inlining import always_returns
+from neuraxis.network.model_checks import always_returns
 from neuraxis.network.model_language import FLOAT_FUNCTIONS
 
 __all__ = ["Translated", "translate"]

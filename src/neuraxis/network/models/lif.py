@@ -420,7 +420,7 @@ def lif_cond_exp(
     b = mid_drive - mid_g * (v_mv + 0.5 * h * a)
     c = mid_drive - mid_g * (v_mv + 0.5 * h * b)
     d = drive + end_ex * e_ex_mv + end_in * e_in_mv - (g_leak_ns + end_ex + end_in) * (v_mv + h * c)
-    v = v_mv + h * 0.16666667 * (a + 2.0 * (b + c) + d)
+    v = v_mv + h * (1.0 / 6.0) * (a + 2.0 * (b + c) + d)
     v = v_mv if held else v
     spike = v >= v_threshold_mv
     left = refractory - 1 if held else 0

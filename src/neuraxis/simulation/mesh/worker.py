@@ -29,6 +29,6 @@ def serve_region(line: Any) -> None:
         setup = line.receive()
     except LineClosed:
         return
-    warm_up(packing=True)
+    warm_up(setup.network, packing=True)
     region = RegionNode(setup, stopped=lambda: bool(line.closed or line.poll()))
     region.run()
