@@ -36,6 +36,7 @@ PUBLIC_MODULES = [
     "neuraxis.launch",
     "neuraxis.mesh",
     "neuraxis.network",
+    "neuraxis.network.arithmetic",
     "neuraxis.network.library",
     "neuraxis.network.models",
     "neuraxis.report",
@@ -55,6 +56,7 @@ CONSTANTS = (str, int, float, tuple, dict, timedelta, types.UnionType)
 HEAVY = {"numpy", "numba", "scipy", "torch", "zenoh", "dask", "distributed", "cupy", "matplotlib", "h5py", "msgspec"}
 NEEDED = {
     "neuraxis.network": {"numpy"},
+    "neuraxis.network.arithmetic": {"numpy"},
     "neuraxis.network.library": {"numpy"},
     "neuraxis.network.models": {"numpy"},
     "neuraxis.torch": {"torch", "numpy"},  # it registers a backend with torch
@@ -470,6 +472,99 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     assert missing == []
 
 
+# Names without an example that runs, and why.
+WITHOUT_EXAMPLE = {
+    **dict.fromkeys(("CudaContext", "Kernel", "gpu_to_tensor", "open_shared", "share", "tensor_to_gpu"), "needs a GPU"),
+    "WorkerLine": "is made in the processes of a Team, whose example runs",
+}
+
+
+# Classes that other calls make: their docstrings name these calls instead of constructor arguments.
+MADE_BY_OTHERS = {"NonMember", "Polled", "RemoteObject", "RpcFuture", "ShmProcessGroup", "Subscription", "Work"}
+ENUMERATIONS = {"ReduceOp", "reduce_op"}
+
+
+def sections_of(value: Any) -> set[str]:
+    """Return the titles of the sections of a docstring; "Parameters" for the table of a neuron model, too."""
+    titles = re.findall(r"^(\w+)(?: \(default\))?\n-{3,}$", inspect.getdoc(value) or "", flags=re.MULTILINE)
+    return set(titles)
+
+
+def arguments_of(value: Any) -> list[str]:
+    return [one for one in inspect.signature(value).parameters if one not in ("self", "cls")]
+
+
+def says_what_it_returns(value: Any) -> bool:
+    """Return True for a section about the result, or a summary that is about it: "Return the number of ranks."."""
+    summary = inspect.getdoc(value) or ""
+    return bool(sections_of(value) & {"Returns", "Yields"}) or summary.startswith(("Return ", "Return, ", "Yield "))
+
+
+def public_callables(name: str) -> dict[str, Any]:
+    """Return the functions, classes and neuron models that a module defines; exceptions are raised, not called."""
+    return {
+        public: value
+        for public, value in public_items(name).items()
+        if callable(value)
+        and not isinstance(value, types.UnionType)
+        and not (isinstance(value, type) and issubclass(value, BaseException))
+    }
+
+
+def is_foreign(owner: type, method: str) -> bool:
+    """Return True if a method is that of a base class of another package, which documents it."""
+    return any(method in vars(base) for base in owner.__mro__ if not base.__module__.startswith("neuraxis."))
+
+
+@every_module
+def test_every_public_function_documents_arguments_and_result(name: str) -> None:
+    missing = []
+    for public, value in public_callables(name).items():
+        sections = sections_of(value)
+        if (
+            arguments_of(value)
+            and not sections & {"Parameters", "Attributes"}
+            and public not in MADE_BY_OTHERS | ENUMERATIONS
+        ):
+            missing.append(f"{public}: Parameters")
+        if inspect.isfunction(value):
+            returns = value.__annotations__.get("return") not in (None, "None", "NoReturn")
+            if returns and not says_what_it_returns(value):
+                missing.append(f"{public}: Returns")
+    assert missing == []
+
+
+@every_module
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    with_example = {
+        public for public, value in public_callables(name).items() if ">>> " in (inspect.getdoc(value) or "")
+    }
+    missing = set(public_callables(name)) - with_example
+    assert missing - set(WITHOUT_EXAMPLE) == set()
+    assert with_example & set(WITHOUT_EXAMPLE) == set()
+
+
+@every_module
+def test_every_public_method_documents_arguments_and_result(name: str) -> None:
+    missing = []
+    for public, owner in public_callables(name).items():
+        if not isinstance(owner, type):
+            continue
+        for method in own_methods(owner):
+            value = getattr(owner, method)
+            if not inspect.isroutine(value) or is_foreign(owner, method):
+                continue
+            if not inspect.getdoc(value):
+                missing.append(f"{public}.{method}")
+            elif arguments_of(value) and "Parameters" not in sections_of(value):
+                missing.append(f"{public}.{method}: Parameters")
+            elif inspect.signature(value).return_annotation not in (None, "None", "Self") and not says_what_it_returns(
+                value
+            ):
+                missing.append(f"{public}.{method}: Returns")
+    assert missing == []
+
+
 @pytest.mark.timeout(300)
 @every_module
 def test_examples_of_docstrings_run(name: str, tmp_path: Path) -> None:
@@ -489,7 +584,7 @@ def run_examples(name: str) -> int:
     for public, value in public_items(name).items():
         home = sys.modules.get(getattr(value, "__module__", None) or "")
         if home is not None and (name not in FACADES or home.__name__.startswith("neuraxis.comm.")):
-            names = {**vars(home), "np": np, "neuraxis": neuraxis}
+            names = {**vars(home), "np": np, "neuraxis": neuraxis, public: value}
             examples += finder.find(value, f"{name}.{public}", module=home, globs=names)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
     with np.printoptions(legacy=False):

@@ -33,6 +33,7 @@ PACKAGES = {
     "neuraxis.network": "describe spiking networks",
     "neuraxis.network.models": "neuron models",
     "neuraxis.network.library": "networks from the literature",
+    "neuraxis.network.arithmetic": "functions for neuron models, equal on every machine",
     "neuraxis.simulation": "run networks",
     "neuraxis.brain": "brains of regions and pathways",
     "neuraxis.brain.regions": "regions that come with neuraxis",
@@ -158,6 +159,8 @@ def tables_of_model(_app: Sphinx, _what: str, _name: str, value: Any, _options: 
             for row in rows:
                 lines += [f"   {'* -' if i == 0 else '  -'} {cell}" for i, cell in enumerate(row)]
             lines.append("")
+        example = (value.__doc__ or "").partition("\nExamples\n--------\n")[2]
+        lines += [".. rubric:: Examples", "", *example.splitlines(), ""]
 
 
 # --- backquoted names -------------------------------------------------------------------------------------

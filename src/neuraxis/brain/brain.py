@@ -96,6 +96,16 @@ class Activity:
     def of(self, region: str) -> int:
         """Return the number of spikes of a region.
 
+        Parameters
+        ----------
+        region : str
+            Name of a region.
+
+        Returns
+        -------
+        int
+            Number of spikes.
+
         Raises
         ------
         InvalidArgument
@@ -254,6 +264,18 @@ class Brain:
     def from_config(cls, config: Config, **options: Any) -> Brain:
         """Return the brain that a `Config` describes; `options` override it and are those of `Brain`.
 
+        Parameters
+        ----------
+        config : Config
+            Configuration of the brain and its run.
+        **options
+            Keyword arguments of `Brain`; they override the configuration.
+
+        Returns
+        -------
+        Brain
+            The brain.
+
         Examples
         --------
         >>> from neuraxis.brain import BrainConfig
@@ -278,13 +300,32 @@ class Brain:
 
     @classmethod
     def default(cls, seed: int = 1, **options: Any) -> Brain:
-        """Return the brain of `neuraxis demo`; see `default_brain`. `options` are those of `Brain`."""
+        """Return the brain of `neuraxis demo`; see `default_brain`.
+
+        Parameters
+        ----------
+        seed : int
+            Seed of all random numbers.
+        **options
+            Keyword arguments of `Brain`.
+
+        Returns
+        -------
+        Brain
+            The brain.
+        """
         from neuraxis.brain.default import default_brain
 
         return cls(default_brain(seed), **options)
 
     def save_spec(self, path: str | Path) -> None:
-        """Write the description as a TOML file that `from_file` reads."""
+        """Write the description as a TOML file that `from_file` reads.
+
+        Parameters
+        ----------
+        path : path
+            The file; an older one is replaced.
+        """
         write_spec(self.spec, path)
 
     # --- Running ----------------------------------------------------------------------------------------------
@@ -328,7 +369,20 @@ class Brain:
         )
 
     def step(self, input: Any = None, n_timesteps: int = 1) -> int:
-        """Run like `forward`, without progress bar or activity, and return the number of steps: for tight loops."""
+        """Run like `forward`, without progress bar or activity, for tight loops.
+
+        Parameters
+        ----------
+        input : optional
+            As for `forward`.
+        n_timesteps : int
+            Number of steps.
+
+        Returns
+        -------
+        int
+            Number of steps.
+        """
         return self._step(input, n_timesteps, progress=False)
 
     def _step(self, input: Any, n_timesteps: int, progress: bool | None) -> int:
@@ -352,7 +406,23 @@ class Brain:
         return steps
 
     def run(self, time_ms: float) -> Activity:
-        """Run for `time_ms` of model time without input, and return the activity."""
+        """Run for some model time without input.
+
+        Parameters
+        ----------
+        time_ms : float
+            Model time in ms, a whole number of steps.
+
+        Returns
+        -------
+        Activity
+            Spikes and mean rates of this run.
+
+        Raises
+        ------
+        InvalidArgument
+            It is no whole number of steps.
+        """
         return self.forward(None, whole_steps(time_ms, self.spec.dt_ms))
 
     def _advance(self, steps: int, progress: bool | None) -> None:
@@ -452,7 +522,20 @@ class Brain:
         return error
 
     def release(self, modulator: str, amount: float) -> None:
-        """Raise the level of a neuromodulator by `amount`, after the neuromodulator's delay."""
+        """Raise the level of a neuromodulator, after the neuromodulator's delay.
+
+        Parameters
+        ----------
+        modulator : str
+            Name of a neuromodulator.
+        amount : float
+            Change of the level; may be negative.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such neuromodulator.
+        """
         given = number(amount, "amount")
         spec = self.spec.neuromodulators.get(modulator)
         if spec is None:
@@ -462,19 +545,47 @@ class Brain:
             self._session.schedule.add(due, RELEASE, modulator, given)
 
     def freeze_learning(self, frozen: bool = True) -> None:
-        """Stop all weights from changing; with `frozen=False`, let them change again."""
+        """Stop all weights from changing.
+
+        Parameters
+        ----------
+        frozen : bool
+            False lets the weights change again.
+        """
         plastic = [one for one in self._lowered.network.projections if one.has_changing_weights]
         self._simulation.freeze(*(plastic if frozen else ()))
         self._session.learning = not frozen
 
     def lesion(self, region: str) -> None:
-        """Silence a region: its neurons neither spike nor change until `heal`."""
+        """Silence a region: its neurons neither spike nor change until `heal`.
+
+        Parameters
+        ----------
+        region : str
+            Name of a region.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such region.
+        """
         self._known_region(region)
         self._session.lesions.add(region)
         self._silence()
 
     def heal(self, region: str) -> None:
-        """End a lesion; the region continues from the state that it had."""
+        """End a lesion; the region continues from the state that it had.
+
+        Parameters
+        ----------
+        region : str
+            Name of a region.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such region.
+        """
         self._known_region(region)
         self._session.lesions.discard(region)
         self._silence()
@@ -520,7 +631,18 @@ class Brain:
         return self._simulation.leads
 
     def agree(self, make: Callable[[], Value]) -> Value:
-        """Call `make` in the leading process and return its result on every rank: the time, a user's input."""
+        """Call `make` in the leading process and return its result on every rank: the time, a user's input.
+
+        Parameters
+        ----------
+        make : callable
+            Function without arguments; only the leading process calls it.
+
+        Returns
+        -------
+        object
+            What it returned, on every rank.
+        """
         return self._simulation.agree(make)
 
     @property
@@ -568,11 +690,38 @@ class Brain:
         return {one.name: int(counts[one.index]) for one in self._lowered.network.populations}
 
     def level(self, modulator: str) -> float:
-        """Return the current level of a neuromodulator."""
+        """Return the current level of a neuromodulator.
+
+        Parameters
+        ----------
+        modulator : str
+            Name of a neuromodulator.
+
+        Returns
+        -------
+        float
+            The level.
+        """
         return self._simulation.level(modulator)
 
     def phase(self, rhythm: str) -> float:
-        """Return the current phase of a rhythm, in cycles from 0 to 1; the rhythm is at its peak at 0."""
+        """Return the current phase of a rhythm.
+
+        Parameters
+        ----------
+        rhythm : str
+            Name of a rhythm.
+
+        Returns
+        -------
+        float
+            Phase in cycles, from 0 to below 1; the rhythm is at its peak at 0.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such rhythm.
+        """
         for one in self._lowered.network.rhythms:
             if one.name == rhythm:
                 return one.phase_at(self.steps, self.spec.dt_ms)
@@ -581,12 +730,22 @@ class Brain:
     def spikes(self, region: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the recorded spikes of a region; needs `record=True` or `record_to`.
 
+        Parameters
+        ----------
+        region : str
+            Name of a region.
+
         Returns
         -------
         times_ms : array of float64, shape (spikes,)
             Times in ms, ascending.
         neurons : array of int64, shape (spikes,)
             Indices into the region: its populations one after the other.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such region, or its spikes were not recorded in memory.
         """
         self._known_region(region)
         times, ids, first = [np.zeros(0)], [np.zeros(0, np.int64)], 0
@@ -600,7 +759,18 @@ class Brain:
         return all_times[order], all_ids[order]
 
     def weights(self, projection: str) -> NDArray[np.generic]:
-        """Return the current weights of a projection; `lowered.network.projections` lists the names."""
+        """Return the current weights of a projection.
+
+        Parameters
+        ----------
+        projection : str
+            Name of a projection; `lowered.network.projections` lists them.
+
+        Returns
+        -------
+        array, shape (synapses,)
+            Weights, sorted by target, then source.
+        """
         return self._simulation.weights(projection)
 
     def state(self) -> dict[str, Any]:
@@ -638,7 +808,13 @@ class Brain:
     # --- Load balancing ---------------------------------------------------------------------------------------
 
     def rebalance(self) -> bool:
-        """Redistribute the regions over the workers by measured load; return True if a region moved."""
+        """Redistribute the regions over the workers by measured load.
+
+        Returns
+        -------
+        bool
+            True if a region moved.
+        """
         if not self._movable:
             return False
         network = self._lowered.network
@@ -687,7 +863,17 @@ class Brain:
         self._simulation.save(folder, {"brain": kept})
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
-        """Restore a state of the same brain, saved with any number of workers or device; return its `task`.
+        """Restore a state of the same brain, saved with any number of workers or device.
+
+        Parameters
+        ----------
+        folder : path
+            Folder that `save` wrote.
+
+        Returns
+        -------
+        dict
+            State of the task that was passed to `save`.
 
         Raises
         ------

@@ -284,7 +284,24 @@ class BrainBuilder:
         return self._add("neuromodulators", name, modulator, self._check.neuromodulator)
 
     def effector(self, name: str, region: str, actions: int, **fields: Any) -> Self:
-        """Add an effector, which reads one of `actions` actions from a region; `fields` are those of `EffectorSpec`."""
+        """Add an effector, which reads an action from a region.
+
+        Parameters
+        ----------
+        name : str
+            Name of the effector.
+        region : str
+            Region whose activity is read.
+        actions : int
+            Number of actions.
+        **fields
+            Further fields of `EffectorSpec`.
+
+        Returns
+        -------
+        BrainBuilder
+            This builder.
+        """
         try:
             effector = _make(EffectorSpec, region=region, actions=actions, **fields)
         except TypeError as error:
@@ -292,7 +309,18 @@ class BrainBuilder:
         return self._add("effectors", name, effector, self._check.effector)
 
     def reward(self, **fields: Any) -> Self:
-        """Set the effect of a reward on neuromodulators; `fields` are those of `RewardSpec`."""
+        """Set the effect of a reward on neuromodulators.
+
+        Parameters
+        ----------
+        **fields
+            Fields of `RewardSpec`.
+
+        Returns
+        -------
+        BrainBuilder
+            This builder.
+        """
         try:
             reward = _make(RewardSpec, **fields)
         except TypeError as error:
@@ -301,7 +329,18 @@ class BrainBuilder:
         return self
 
     def default_node(self, region: str) -> Self:
-        """Set the region that handles a request on the mesh for a role that no live node has."""
+        """Set the region that handles a request on the mesh for a role that no live node has.
+
+        Parameters
+        ----------
+        region : str
+            Name of the region.
+
+        Returns
+        -------
+        BrainBuilder
+            This builder.
+        """
         self._check.default_node(region)
         self._spec = msgspec.structs.replace(self._spec, default_node=region)
         return self

@@ -81,7 +81,12 @@ def write_spec(spec: BrainSpec, path: str | os.PathLike[str], kinds: Kinds | Non
 
     Examples
     --------
-    See `read_spec`.
+    >>> import tempfile, pathlib
+    >>> from neuraxis.brain import BrainBuilder
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "brain.toml")
+    >>> write_spec(BrainBuilder("small", seed=7).region("cortex", "cortex").spec(), path)
+    >>> path.read_text().splitlines()[-1]
+    'kind = "cortex"'
     """
     text = spec_text(validate(spec, os.fspath(path), kinds))
     with replacing(path) as new:

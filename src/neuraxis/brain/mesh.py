@@ -276,7 +276,11 @@ def mesh_executor(spec: BrainSpec, where: str = "", **options: Any) -> MeshExecu
 
     Examples
     --------
-    The nodes are processes of their own::
+    >>> from neuraxis.brain import default_brain
+    >>> mesh_executor(default_brain()).units.names[:2]
+    ('thalamus', 'cortex')
+
+    The nodes are processes of their own, which `Brain` starts::
 
         with Brain(spec, executor=mesh_executor(spec)) as brain:
             brain.run(100.0)

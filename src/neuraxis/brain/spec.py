@@ -372,11 +372,33 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _freeze(self, "regions", "rhythms", "neuromodulators", "sensors", "effectors")
 
     def roles_of(self, region: str) -> tuple[str, ...]:
-        """Return the roles under which other nodes of the mesh can request a region."""
+        """Return the roles under which other nodes of the mesh can request a region.
+
+        Parameters
+        ----------
+        region : str
+            Name of a region.
+
+        Returns
+        -------
+        tuple of str
+            The roles.
+        """
         return self.regions[region].roles or (region,)
 
     def key_of(self, sensor: str) -> str:
-        """Return the key expression, relative to the mesh, of the messages that are a sensor's input."""
+        """Return the key expression, relative to the mesh, of the messages that are a sensor's input.
+
+        Parameters
+        ----------
+        sensor : str
+            Name of a sensor.
+
+        Returns
+        -------
+        str
+            The key expression.
+        """
         key = self.sensors[sensor].key
         return f"{OUTSIDE}{sensor}" if key is None else key
 

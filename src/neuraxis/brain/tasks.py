@@ -167,13 +167,32 @@ class CueActionTask:
         self.actions = next(iter(self.brain.spec.effectors.values())).actions
 
     def right_action(self, cue: int, number: int) -> int:
-        """Return the action that is rewarded for a cue in a trial."""
+        """Return the action that is rewarded for a cue in a trial.
+
+        Parameters
+        ----------
+        cue : int
+            Number of the cue.
+        number : int
+            Number of the trial, from 0; the rule is reversed from `reverse_at` on.
+
+        Returns
+        -------
+        int
+            Number of the action.
+        """
         order = sorted(range(self.actions), key=lambda action: uniform(self.brain.spec.seed ^ 0xAC710, action))
         turned = self.reverse_at is not None and number >= self.reverse_at
         return order[(cue + turned) % self.actions]
 
     def run_trial(self) -> Trial:
-        """Run one trial: present a cue, let the brain choose, reward a right choice."""
+        """Run one trial: present a cue, let the brain choose, reward a right choice.
+
+        Returns
+        -------
+        Trial
+            The result, which is also added to `trials`.
+        """
         brain, timing, number = self.brain, self.times, len(self.trials)
         cue = int(uniform(brain.spec.seed ^ 0xC0E, number) * self.cues)
         shown = {self.sensor: np.eye(self.cues)[cue]}
@@ -209,7 +228,18 @@ class CueActionTask:
             self.brain.step(shown, steps)
 
     def accuracy(self, last: int = 100) -> float:
-        """Return the share of right choices in the last `last` trials, from 0 to 1; 0 before the first."""
+        """Return the share of right choices in the last trials.
+
+        Parameters
+        ----------
+        last : int
+            Number of trials that count, the newest ones.
+
+        Returns
+        -------
+        float
+            Share from 0 to 1; 0 before the first trial.
+        """
         recent = self.trials[-whole(last, "last", 1) :]
         return sum(trial.correct for trial in recent) / len(recent) if recent else 0.0
 
@@ -221,7 +251,12 @@ class CueActionTask:
         return {"reverse_at": self.reverse_at, "timing": asdict(self.times), "sensor": self.sensor}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `save` returned.
+        """Continue from a saved state.
+
+        Parameters
+        ----------
+        state : mapping
+            State from `save`.
 
         Raises
         ------

@@ -99,10 +99,9 @@ class DaskCluster:
 
     Examples
     --------
-    ::
-
-        with DaskCluster(n_workers=2) as cluster:
-            squares = cluster.gather(cluster.map(square, range(10)))
+    >>> with DaskCluster(n_workers=1) as cluster:
+    ...     cluster.gather(cluster.map(abs, [-1, 2, -3]))
+    [1, 2, 3]
     """
 
     def __init__(
@@ -298,15 +297,43 @@ class DaskCluster:
     # --- computations -----------------------------------------------------------------------------------------
 
     def submit(self, func: Any, *args: Any, **kwargs: Any) -> Future:
-        """Run `func(*args, **kwargs)` on a worker and return a future. Futures among the arguments become results.
+        """Run a function on a worker.
 
-        Dask's options can be passed along (`pure`, `retries`, `workers`, `priority`, ...). A call with the same
-        arguments as an earlier one reuses its result: pass ``pure=False`` for a function that is not pure.
+        A call with the same arguments as an earlier one reuses its result: pass ``pure=False`` for a function that is
+        not pure.
+
+        Parameters
+        ----------
+        func : callable
+            The function.
+        *args
+            Its arguments; futures among them become results.
+        **kwargs
+            Its keyword arguments, and options of Dask: `pure`, `retries`, `workers`, `priority`, ...
+
+        Returns
+        -------
+        distributed.Future
+            Future of the result.
         """
         return self.client.submit(_callable(func), *args, **kwargs)
 
     def map(self, func: Any, *iterables: Any, **kwargs: Any) -> list[Future]:
-        """Run `func` on the first, second, ... elements and return their futures; see `submit` for `kwargs`.
+        """Run a function on the first, second, ... elements of iterables.
+
+        Parameters
+        ----------
+        func : callable
+            Function of as many arguments as there are iterables.
+        *iterables
+            First, second, ... arguments of the calls.
+        **kwargs
+            As for `submit`.
+
+        Returns
+        -------
+        list of distributed.Future
+            Future of each call.
 
         Raises
         ------
@@ -372,10 +399,22 @@ class DaskCluster:
             yield future
 
     def scatter(self, data: Any, broadcast: bool = False) -> Any:
-        """Send data to the workers and return futures for `submit` and `map`. A list or dict is sent by element.
+        """Send data to the workers and return futures for `submit` and `map`.
 
-        With `broadcast` every worker gets a copy. Data that only one worker has are lost when it dies: Dask computes
-        results again, but cannot restore data that were sent.
+        Data that only one worker has are lost when it dies: Dask computes results again, but cannot restore data that
+        were sent.
+
+        Parameters
+        ----------
+        data : object
+            The data; a list or dict is sent by element.
+        broadcast : bool
+            Send a copy to every worker.
+
+        Returns
+        -------
+        future, list or dict of them
+            Futures of the data.
         """
         client, waiter = self._running()
         limit = self.settings.timeout
@@ -383,10 +422,20 @@ class DaskCluster:
         return waiter.wait("scatter", sent, limit)
 
     def replicate(self, future: Any) -> None:
-        """Copy the result of a future, or of several, to every worker when it is ready. Raises what a task raised.
+        """Copy the result of a future, or of several, to every worker when it is ready.
 
         The scheduler of a cluster that runs elsewhere may drop copies: by default Dask's memory manager drops those
         that no task needs.
+
+        Parameters
+        ----------
+        future : distributed.Future or iterable of them
+            Results to copy.
+
+        Raises
+        ------
+        Exception
+            What a task raised.
         """
         futures = [future] if isinstance(future, Future) else list(future)
         client, waiter = self._running()

@@ -472,8 +472,22 @@ class Communicator(ObjectCollectives):
     def send_bytes(self, parts: Sequence[Any], group_dst: int, tag: int, timeout: float) -> None:
         """Send several pieces of memory as one message of bytes, for `receive_bytes`; shm only.
 
-        After `timeout` seconds it raises CollectiveTimeout. If part of the message has been written by then, the
-        backend sends the rest from a copy; otherwise it sends nothing.
+        Parameters
+        ----------
+        parts : sequence of buffer
+            Pieces of memory.
+        group_dst : int
+            Rank of the receiver within the group.
+        tag : int
+            Tag of the message.
+        timeout : float
+            Deadline in seconds.
+
+        Raises
+        ------
+        CollectiveTimeout
+            The message was not sent in time. If part of it has been written by then, the backend sends the rest from a
+            copy; otherwise it sends nothing.
         """
         buffers = [buffer_of(np.frombuffer(part, np.uint8), "parts", writes=False) for part in parts]
         self._calls.send(lambda backend: backend.send_bytes(buffers, group_dst, tag, timeout))
@@ -481,7 +495,24 @@ class Communicator(ObjectCollectives):
     def receive_bytes(
         self, group_src: int | None = None, tag: int = 0, timeout: float | None = None
     ) -> tuple[np.ndarray, int]:
-        """Receive a message of any length; return its bytes and the sender's group rank; shm only."""
+        """Receive a message of any length; shm only.
+
+        Parameters
+        ----------
+        group_src : int, optional
+            Rank of the sender within the group, by default any.
+        tag : int
+            Tag of the message.
+        timeout : float, optional
+            Deadline in seconds, by default the group's.
+
+        Returns
+        -------
+        message : array of uint8, shape (bytes,)
+            The message.
+        group_src : int
+            Rank of the sender within the group.
+        """
         limit = self.timeout if timeout is None else timeout
         return self._calls.usable_backend().receive_bytes(group_src, tag, limit)
 
@@ -552,7 +583,13 @@ class Communicator(ObjectCollectives):
     # --- timeout and closing --------------------------------------------------------------------
 
     def set_timeout(self, timeout: float) -> None:
-        """Set the deadline of every later call, in seconds; all ranks of the group should set the same one."""
+        """Set the deadline of every later call.
+
+        Parameters
+        ----------
+        timeout : float
+            Deadline in seconds; all ranks of the group should set the same one.
+        """
         self.timeout = timeout
         self._calls.guarded(lambda backend: setattr(backend, "timeout", timeout))
 
@@ -572,18 +609,33 @@ class Communicator(ObjectCollectives):
     def abort(self, because: BaseException | None = None) -> None:
         """Close the group without waiting: pending and queued operations raise CommunicatorClosed.
 
-        The backend sends the other ranks the error `because`, if there is one and the backend can.
+        Parameters
+        ----------
+        because : BaseException, optional
+            Error that the backend sends to the other ranks, if it can.
         """
         if because is not None:
             self._calls.send_last_message(because)
         self._calls.abort()
 
     def send_last_message(self, error: BaseException) -> None:
-        """Send the other ranks the error because of which this rank leaves; call `abort` afterwards."""
+        """Send the other ranks the error because of which this rank leaves; call `abort` afterwards.
+
+        Parameters
+        ----------
+        error : BaseException
+            The error.
+        """
         self._calls.send_last_message(error)
 
     def abandon(self, error: NeuraxisError) -> None:
-        """Detach from the group in a forked child, without touching the parent's; later calls raise `error`."""
+        """Detach from the group in a forked child, without touching the parent's.
+
+        Parameters
+        ----------
+        error : NeuraxisError
+            What later calls raise.
+        """
         self._calls.abandon(error)
 
     @property

@@ -508,6 +508,11 @@ def init_distributed(
     backend, init_method, world_size, rank, device_id, timeout, **options
         As in `DistributedContext`.
 
+    Returns
+    -------
+    DistributedContext
+        The context.
+
     Examples
     --------
     >>> import neuraxis.distributed as dist

@@ -68,7 +68,18 @@ class DeviceMesh:
         return self.mesh.shape
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Return the number of ranks, in total or along one dimension."""
+        """Return the number of ranks, in total or along one dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            Number or name of a dimension; by default all.
+
+        Returns
+        -------
+        int
+            Number of ranks.
+        """
         return int(self.mesh.size) if mesh_dim is None else self.shape[self._dim(mesh_dim)]
 
     def get_rank(self) -> int:
@@ -76,7 +87,18 @@ class DeviceMesh:
         return self._rank
 
     def get_group(self, mesh_dim: int | str | None = None) -> Communicator:
-        """Return the group of this rank along a dimension, which may be omitted if there is only one."""
+        """Return the group of this rank along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            Number or name of a dimension; may be omitted if there is only one.
+
+        Returns
+        -------
+        Communicator
+            The group.
+        """
         return self._groups[self._dim(mesh_dim)]
 
     def get_all_groups(self) -> list[Communicator]:
@@ -84,7 +106,18 @@ class DeviceMesh:
         return list(self._groups)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return the coordinate of this rank along a dimension."""
+        """Return the coordinate of this rank along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            Number or name of a dimension; may be omitted if there is only one.
+
+        Returns
+        -------
+        int
+            The coordinate.
+        """
         return self.get_coordinate()[self._dim(mesh_dim)]
 
     def get_coordinate(self) -> list[int]:

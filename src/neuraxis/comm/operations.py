@@ -87,7 +87,13 @@ class Work:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call `callback(work)` when the operation has ended, at once if it has ended already."""
+        """Call a function when the operation has ended, at once if it has ended already.
+
+        Parameters
+        ----------
+        callback : callable
+            Function of this `Work`.
+        """
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)

@@ -181,9 +181,20 @@ def read_spikes(
 
     Examples
     --------
-    ::
-
-        times_ms, node_ids = read_spikes("out.h5")["cells"]
+    >>> import tempfile
+    >>> from neuraxis.simulation import Simulation
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import spike_source
+    >>> network = Network(dt_ms=0.1)
+    >>> cells = network.population("cells", 10, spike_source)
+    >>> _ = network.spikes(cells, times_ms=[0.3, 0.5], ids=[7, 2])
+    >>> _ = network.record(cells, "spikes")
+    >>> path = Path(tempfile.mkdtemp(), "out.h5")
+    >>> with Simulation(network, record_to=path) as simulation:
+    ...     _ = simulation.run(1.0)
+    >>> times_ms, node_ids = read_spikes(path)["cells"]
+    >>> times_ms.round(1).tolist(), node_ids.tolist()
+    ([0.3, 0.5], [7, 2])
     """
     spikes: dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.uint64]]] = {}
     torn = Path(path).suffix == ".partial"
@@ -417,9 +428,13 @@ def read_report(
 
     Examples
     --------
-    ::
-
-        times_ms, values, node_ids = read_report("out.cells.v_mv.h5")
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "v.h5")
+    >>> with ReportFile(path, "cells", np.array([0, 4]), 0.1, 10, "v_mv", "mV") as file:
+    ...     file.append(np.array([10, 20]), np.array([[-70.0, -65.0], [-69.0, -64.0]], np.float32))
+    >>> times_ms, values, node_ids = read_report(path)
+    >>> values.tolist()
+    [[-70.0, -65.0], [-69.0, -64.0]]
     """
     where = f"path is {str(path)!r}"
     with reading(path) as file:

@@ -94,6 +94,11 @@ class CudaContext:
     def start(self) -> CudaContext:
         """Start using the device, and return self. A closed context can be started again, and is then empty.
 
+        Returns
+        -------
+        CudaContext
+            This context.
+
         Raises
         ------
         AlreadyInitialized
@@ -273,9 +278,19 @@ class CudaContext:
         return array
 
     def to_gpu(self, array: Any) -> Any:
-        """Copy an array from the host or another GPU to this GPU (cupy.ndarray).
+        """Copy an array from the host or another GPU to this GPU.
 
-        Takes NumPy arrays, torch tensors and anything that NumPy converts to an array. Data on this GPU are not copied.
+        Data on this GPU are not copied.
+
+        Parameters
+        ----------
+        array : array_like
+            A NumPy array, a torch tensor, or what NumPy converts to an array.
+
+        Returns
+        -------
+        cupy.ndarray
+            Array of the same shape and dtype.
 
         Raises
         ------
@@ -308,6 +323,16 @@ class CudaContext:
 
     def from_gpu(self, array: Any) -> np.ndarray:
         """Copy an array from the GPU to a NumPy array, after all earlier kernels have finished.
+
+        Parameters
+        ----------
+        array : cupy.ndarray or CUDA tensor
+            Array on a GPU.
+
+        Returns
+        -------
+        numpy.ndarray
+            Copy of the same shape and dtype.
 
         Raises
         ------

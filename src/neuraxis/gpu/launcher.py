@@ -83,7 +83,18 @@ class KernelTimes:
         return self.total_ms / self.count
 
     def with_launch(self, time_ms: float) -> KernelTimes:
-        """Return the times with another launch."""
+        """Return the times with another launch.
+
+        Parameters
+        ----------
+        time_ms : float
+            Time of the launch, in ms.
+
+        Returns
+        -------
+        KernelTimes
+            The times.
+        """
         return KernelTimes(
             self.count + 1, self.total_ms + time_ms, min(self.min_ms, time_ms), max(self.max_ms, time_ms)
         )

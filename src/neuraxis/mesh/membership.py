@@ -86,7 +86,18 @@ class Peer:
         return self.incarnation * 1e-9
 
     def has_role(self, role: str) -> bool:
-        """Return True if the node declares a role, as its first or a further one."""
+        """Return True if the node declares a role, as its first or a further one.
+
+        Parameters
+        ----------
+        role : str
+            The role.
+
+        Returns
+        -------
+        bool
+            True if it does.
+        """
         return role == self.role or role in self.roles
 
 

@@ -113,13 +113,20 @@ class Node:
 
     Examples
     --------
-    ::
+    Two nodes, which could run on two machines:
 
-        with Node("vision", role="camera") as node:
-            node.subscribe("pfc/control", lambda message: print(message.value))
-            node.serve("look", lambda message: find(message.value))
-            node.publish("objects", {"cup": 0.9})
-            answer = node.request("lang", "parse", "take the cup", timeout=1.0)
+    >>> with Node("vision", mesh="example", role="camera") as vision, Node("motor", mesh="example") as motor:
+    ...     motor.wait_for("vision", timeout=10.0)
+    ...     _ = vision.serve("look", lambda message: message.value.upper())
+    ...     motor.request("vision", "look", "cup", timeout=10.0)
+    ...     objects = motor.subscribe("vision/objects")
+    ...     vision.wait_for_subscribers("objects", timeout=10.0)
+    ...     vision.publish("objects", {"cup": 0.9})
+    ...     objects.get(timeout=10.0).value
+    []
+    'CUP'
+    True
+    {'cup': 0.9}
     """
 
     def __init__(
@@ -267,11 +274,24 @@ class Node:
                 raise
 
     def wait_for_subscribers(self, topic: str, timeout: float, kind: str | None = None) -> bool:
-        """Wait up to `timeout` seconds for a subscriber of a topic; return True if there is one.
+        """Wait for a subscriber of a topic.
 
         Messages of kind "stream" and "bulk" that are published earlier reach no subscriber, and those of kind "event"
         only as far as the subscriber's `history` goes. Kind "state" needs no waiting: late subscribers get the value.
-        `kind` is that of the topic, "stream" by default; the first call of this method or `publish` sets it.
+
+        Parameters
+        ----------
+        topic : str
+            Topic of this node.
+        timeout : float
+            Longest time to wait, in seconds.
+        kind : {"stream", "event", "bulk", "state"}, optional
+            Kind of the topic, "stream" by default; the first call of this method or `publish` sets it.
+
+        Returns
+        -------
+        bool
+            True if there is a subscriber.
         """
         seconds, publisher = _seconds(timeout), self._publisher(topic, kind)
         if publisher.kind == "state":
@@ -364,6 +384,26 @@ class Node:
 
         It subscribes immediately, and ends when the stream or the node is closed.
 
+        Parameters
+        ----------
+        key_expression : str
+            Keys relative to the mesh; `*` is any one part, `**` any number of parts.
+        type : type, optional
+            A `msgspec.Struct` or Protobuf message; values of other types are counted and dropped.
+        depth : int, optional
+            Number of messages of each sender and key to queue; see `subscribe`.
+        history : int
+            Number of earlier messages of an "event" topic to receive.
+        recover : bool
+            Query publishers for missed messages of "state" and "event" topics.
+        allow_pickle : bool
+            Unpickle messages. A sender can then run code in this process.
+
+        Returns
+        -------
+        MessageStream
+            An asynchronous iterator over messages.
+
         Examples
         --------
         ::
@@ -384,8 +424,23 @@ class Node:
     ) -> Polled:
         """Receive messages by `take()`, which never blocks, for loops that poll often.
 
-        No thread wakes up for a message. Of more than `depth` messages (10 by default) of all senders together, the
-        oldest are dropped and counted.
+        No thread wakes up for a message. Of more than `depth` messages the oldest are dropped and counted.
+
+        Parameters
+        ----------
+        key_expression : str
+            Keys relative to the mesh; `*` is any one part, `**` any number of parts.
+        type : type, optional
+            A `msgspec.Struct` or Protobuf message; values of other types are counted and dropped.
+        depth : int, optional
+            Number of messages that are queued for all senders together, 10 by default.
+        allow_pickle : bool
+            Unpickle messages. A sender can then run code in this process.
+
+        Returns
+        -------
+        Polled
+            The subscription.
         """
         depth = check_depth(depth) or DEPTHS["stream"]
         declaration, decoder = self._declare_subscriber(key_expression, type, depth, 1, False, allow_pickle)
@@ -506,6 +561,11 @@ class Node:
             A number from `next_request_number`, to send the same request again if the first attempt failed: a service
             executes it at most once.
 
+        Returns
+        -------
+        object
+            The answer.
+
         Raises
         ------
         NodeGone
@@ -539,6 +599,16 @@ class Node:
     ) -> Any:
         """Send a request and await the answer, without blocking the event loop. Otherwise like `request`.
 
+        Parameters
+        ----------
+        node, topic, value, timeout, type, again
+            As for `request`.
+
+        Returns
+        -------
+        object
+            The answer.
+
         Examples
         --------
         ::
@@ -559,8 +629,17 @@ class Node:
     def peers(self, timeout: float = 0.5, *, ask: bool = True) -> list[Peer]:
         """Return the other nodes, sorted by name.
 
-        With `ask`, query each for its status (last step, published topics); these fields are None for nodes that do not
-        reply within `timeout` seconds.
+        Parameters
+        ----------
+        timeout : float
+            Longest time to wait for statuses, in seconds.
+        ask : bool
+            Query each node for its status (last step, published topics).
+
+        Returns
+        -------
+        list of Peer
+            The nodes. Those fields are None for nodes that did not reply, and without `ask`.
         """
         self._guarded.check()
         seconds, peers = _seconds(timeout), self._membership.peers()
@@ -570,34 +649,91 @@ class Node:
         return [_with_status(peer, statuses.get((peer.name, peer.incarnation))) for peer in peers]
 
     def peer(self, name: str) -> Peer | None:
-        """Return the node of a name, without querying its status; None if it is not on the mesh."""
+        """Return the node of a name, without querying its status.
+
+        Parameters
+        ----------
+        name : str
+            Name of the node.
+
+        Returns
+        -------
+        Peer or None
+            The node; None if it is not on the mesh.
+        """
         self._guarded.check()
         return self._membership.get(name)
 
     def incarnations(self, name: str) -> list[Peer]:
-        """Return all present incarnations of a node: more than one only while a restarted node replaces the old one."""
+        """Return all present incarnations of a node: more than one only while a restarted node replaces the old one.
+
+        Parameters
+        ----------
+        name : str
+            Name of the node.
+
+        Returns
+        -------
+        list of Peer
+            The incarnations.
+        """
         return self._membership.incarnations(name)
 
     def with_role(self, role: str) -> list[Peer]:
-        """Return the nodes that declare a role, in the order of their start times."""
+        """Return the nodes that declare a role, in the order of their start times.
+
+        Parameters
+        ----------
+        role : str
+            The role.
+
+        Returns
+        -------
+        list of Peer
+            The nodes.
+        """
         self._guarded.check()
         return self._membership.with_role(role)
 
     def on_join(self, handler: Callable[[Peer], Any]) -> None:
-        """Call `handler(peer)` for every other node that is present or joins.
+        """Call a function for every other node that is present or joins.
 
         One thread calls all handlers of joins and leaves, in the order of events.
+
+        Parameters
+        ----------
+        handler : callable
+            Function of a `Peer`.
         """
         self._guarded.check()
         self._membership.on_join(self.synchronous(_checked_handler(handler)))
 
     def on_leave(self, handler: Callable[[Peer], Any]) -> None:
-        """Call `handler(peer)` for every node that leaves: it closes, dies, is stopped or cut off."""
+        """Call a function for every node that leaves: it closes, dies, is stopped or cut off.
+
+        Parameters
+        ----------
+        handler : callable
+            Function of a `Peer`.
+        """
         self._guarded.check()
         self._membership.on_leave(self.synchronous(_checked_handler(handler)))
 
     def wait_for(self, names: str | Iterable[str], timeout: float) -> list[str]:
-        """Wait until a node, or each of several, is present; return the names still missing after `timeout` seconds."""
+        """Wait until a node, or each of several, is present.
+
+        Parameters
+        ----------
+        names : str or iterable of str
+            Name of a node, or several.
+        timeout : float
+            Longest time to wait, in seconds.
+
+        Returns
+        -------
+        list of str
+            The names that are still missing.
+        """
         self._guarded.check()
         if not isinstance(names, str | Iterable):
             raise InvalidType(f"names={names!r}: the name of a node, or a list of them, is expected")
@@ -671,16 +807,31 @@ class Node:
 
         Coroutines run in the event loop of the current thread, or else in a loop of the node. The function must not be
         called in that loop.
+
+        Parameters
+        ----------
+        handler : callable
+            Function or coroutine function.
+
+        Returns
+        -------
+        callable
+            A function that returns when the handler is done.
         """
         return self._async.synchronous(handler)
 
     # --- lifetime -----------------------------------------------------------------------------------------------
 
     def spin(self, timeout: float | None = None) -> None:
-        """Block until Ctrl-C, SIGTERM, `close` or the end of `timeout` (seconds), while handlers run.
+        """Block until Ctrl-C, SIGTERM, `close` or the end of `timeout`, while handlers run.
 
         It returns normally in each case, so that a program ends with status 0. Signals are caught in the main thread
         only; their previous handlers are restored afterwards. In an event loop, use `stream` instead.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Longest time to block, in seconds; by default there is no limit.
 
         Examples
         --------

@@ -249,12 +249,16 @@ class Polled(_Backlog):
 
     Examples
     --------
-    ::
+    >>> from neuraxis.mesh import Node
+    >>> with Node("motor", mesh="example-poll") as motor, motor.poll("vision/objects") as objects:
+    ...     print(objects.take())
+    None
 
-        with node.poll("vision/objects") as objects:
-            while running:
-                while (message := objects.take()) is not None:
-                    update(message.value)
+    In a loop::
+
+        while running:
+            while (message := objects.take()) is not None:
+                update(message.value)
     """
 
     def __init__(self, expression: str, declaration: Any, decoder: Decoder, depth: int) -> None:
@@ -287,12 +291,19 @@ class Subscription(_Backlog):
 
     Examples
     --------
-    ::
+    >>> from neuraxis.mesh import Node
+    >>> with Node("vision", mesh="example-get") as vision, Node("motor", mesh="example-get") as motor:
+    ...     with motor.subscribe("vision/objects") as objects:
+    ...         vision.wait_for_subscribers("objects", timeout=10.0)
+    ...         vision.publish("objects", {"cup": 0.9})
+    ...         objects.get(timeout=10.0).value
+    True
+    {'cup': 0.9}
 
-        with node.subscribe("vision/objects") as objects:
-            first = objects.get(timeout=1.0)
-            for message in objects:
-                print(message.value, message.age)
+    Until it is closed, a loop receives all messages::
+
+        for message in objects:
+            print(message.value, message.age)
     """
 
     def __init__(

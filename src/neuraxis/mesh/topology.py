@@ -79,10 +79,14 @@ class Tls:
 
     Examples
     --------
-    ::
+    >>> from pathlib import Path
+    >>> tls = Tls(Path("keys/ca.pem"), Path("keys/vision.pem"), Path("keys/vision.key"))
+    >>> Topology("client", ("tls/robot:7447",), tls=tls).mode
+    'client'
 
-        tls = Tls.from_folder("keys", "vision")
-        node = Node("vision", topology=Topology("client", ("tls/robot:7447",), tls=tls))
+    With the files of ``neuraxis mesh keys init``::
+
+        node = Node("vision", topology=Topology("client", ("tls/robot:7447",), tls=Tls.from_folder("keys", "vision")))
     """
 
     authority: Path
@@ -95,6 +99,18 @@ class Tls:
     @classmethod
     def from_folder(cls, folder: str | Path, role: str) -> Tls:
         """Return the files of a role in a folder that `neuraxis mesh keys init` created.
+
+        Parameters
+        ----------
+        folder : path
+            The folder.
+        role : str
+            The role, whose certificate and key are `<role>.pem` and `<role>.key`.
+
+        Returns
+        -------
+        Tls
+            The files.
 
         Raises
         ------
@@ -214,7 +230,18 @@ class Topology:
 
     @classmethod
     def local(cls, seed_port: int = 0) -> Topology:
-        """Return a topology of peers on this machine."""
+        """Return a topology of peers on this machine.
+
+        Parameters
+        ----------
+        seed_port : int
+            The first seed port; 0 derives it from the user and the name of the mesh.
+
+        Returns
+        -------
+        Topology
+            The topology.
+        """
         return cls(seed_port=seed_port)
 
     @classmethod
@@ -227,7 +254,26 @@ class Topology:
         insecure: bool = False,
         zenoh_config: str | Path | None = None,
     ) -> Topology:
-        """Return the topology of command-line options: `listen` makes a peer, `connect` a client, neither local."""
+        """Return the topology of command-line options.
+
+        Parameters
+        ----------
+        connect : sequence of str
+            Endpoints to connect to; without `listen` the node is a client.
+        listen : sequence of str
+            Endpoints to listen on, as a peer.
+        tls : Tls, optional
+            Files for mutual TLS.
+        insecure : bool
+            Accept addresses beyond this machine without TLS.
+        zenoh_config : path, optional
+            A native Zenoh configuration (JSON5), used unchanged instead of the other arguments.
+
+        Returns
+        -------
+        Topology
+            A topology of mode "peer", "client" or, without addresses, "local".
+        """
         if isinstance(connect, str) or isinstance(listen, str):
             raise InvalidArgument("connect and listen: lists of addresses are expected")
         mode = "peer" if listen else "client" if connect else "local"
@@ -247,7 +293,18 @@ class Topology:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Topology:
-        """Return the topology that `as_data` described."""
+        """Return the topology that `as_data` described.
+
+        Parameters
+        ----------
+        data : mapping
+            What `as_data` returned.
+
+        Returns
+        -------
+        Topology
+            The topology.
+        """
         tls = None if data["tls"] is None else Tls(*(Path(one) for one in data["tls"]))
         acl, config = (None if data[name] is None else Path(data[name]) for name in ("acl", "zenoh_config"))
         return cls(

@@ -12,7 +12,8 @@
     ...
 
 A description holds no state and draws no random numbers; the engine does both. `neuraxis.network.models` has neuron
-models, `neuraxis.network.library` has networks from the literature, and `neuraxis.simulation` runs a network.
+models, `neuraxis.network.arithmetic` has the functions that a model may call, `neuraxis.network.library` has networks
+from the literature, and `neuraxis.simulation` runs a network.
 
 `Rule`, `Distribution` and `PlasticityRule` are the unions of the classes for connections, random values and learning.
 """
@@ -79,6 +80,7 @@ __all__ = [
     "TsodyksMarkram",
     "Uniform",
     "Values",
+    "arithmetic",
     "equations",
     "library",
     "models",
@@ -89,7 +91,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from neuraxis.network import library, models
+    from neuraxis.network import arithmetic, library, models
     from neuraxis.network.noise_current import with_noise_current
     from neuraxis.network.symbolic.model import equations
 else:
@@ -101,7 +103,7 @@ else:
             "neuraxis.network.noise_current": ["with_noise_current"],
             "neuraxis.network.symbolic.model": ["equations"],
         },
-        modules=["library", "models"],
+        modules=["arithmetic", "library", "models"],
         deprecated={
             "Contribution": "neuraxis.network.fixed_point",
             "LARGEST_NORMAL": "neuraxis.network.distributions",

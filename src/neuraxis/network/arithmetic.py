@@ -43,6 +43,11 @@ __all__ = [
     "tanh",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _is_wide: ContextVar[bool] = ContextVar("is_wide", default=False)
 
 # Twice the digits of a float64, so that only the final rounding to float64 matters.
@@ -85,8 +90,22 @@ def exp(x: Floats) -> Floats: ...
 def exp(x: float | Floats) -> float | Floats:
     """Return e**x.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number, or an array of any shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Examples
+    --------
     >>> exp(-0.1)
     0.9048374180359595
+    >>> exp(np.array([-0.1, 0.0]))
+    array([0.90483742, 1.        ])
     """
     if isinstance(x, np.ndarray):
         return _exp_of_array(x)
@@ -165,7 +184,28 @@ def _product(a: Any, b: Any) -> tuple[Any, Any]:
 
 @_of_arrays
 def log(x: float) -> float:
-    """Return the natural logarithm of x > 0."""
+    """Return the natural logarithm of x > 0.
+
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number above 0, or an array of them.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Raises
+    ------
+    InvalidArgument
+        x is not above 0.
+
+    Examples
+    --------
+    >>> log(2.0)
+    0.6931471805599453
+    """
     if not x > 0:
         raise InvalidArgument(f"log({x!r}): a number above 0 is expected")
     return float(_CONTEXT.ln(Decimal(x)))
@@ -173,7 +213,30 @@ def log(x: float) -> float:
 
 @_of_arrays
 def power(x: float, y: float) -> float:
-    """Return x**y; y must be an integer if x < 0, and not negative if x is 0."""
+    """Return x**y; y must be an integer if x < 0, and not negative if x is 0.
+
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        The base.
+    y : float or numpy.ndarray
+        The exponent. Arrays are broadcast against each other.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for numbers; an array of the broadcast shape if either is an array.
+
+    Raises
+    ------
+    InvalidArgument
+        The power is not a finite real number.
+
+    Examples
+    --------
+    >>> power(2.0, 0.5)
+    1.4142135623730951
+    """
     if y == 0 or x == 1:
         return 1.0
     if x < 0 and float(y).is_integer():
@@ -189,6 +252,18 @@ def power(x: float, y: float) -> float:
 def expm1(x: float) -> float:
     """Return e**x - 1, also where e**x is close to 1.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number, or an array of any shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Examples
+    --------
     >>> expm1(1e-20)
     1e-20
     """
@@ -201,6 +276,18 @@ def expm1(x: float) -> float:
 def exprel(x: float) -> float:
     """Return (e**x - 1) / x, and 1 for x = 0.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number, or an array of any shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Examples
+    --------
     >>> exprel(0.0)
     1.0
     """
@@ -211,6 +298,23 @@ def exprel(x: float) -> float:
 def log1p(x: float) -> float:
     """Return log(1 + x) for x > -1, also where x is close to 0.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number above -1, or an array of them.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Raises
+    ------
+    InvalidArgument
+        x is not above -1.
+
+    Examples
+    --------
     >>> log1p(1e-20)
     1e-20
     """
@@ -226,6 +330,18 @@ def log1p(x: float) -> float:
 def tanh(x: float) -> float:
     """Return the hyperbolic tangent.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number, or an array of any shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Examples
+    --------
     >>> tanh(0.5)
     0.46211715726000974
     """
@@ -237,8 +353,25 @@ def tanh(x: float) -> float:
 
 @_of_arrays
 def sin(x: float) -> float:
-    """Return the sine of an angle in radians, up to 2**30.
+    """Return the sine of an angle.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        An angle in radians between -2**30 and 2**30, or an array of them.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Raises
+    ------
+    InvalidArgument
+        The angle is beyond 2**30.
+
+    Examples
+    --------
     >>> sin(1.0)
     0.8414709848078965
     """
@@ -247,8 +380,25 @@ def sin(x: float) -> float:
 
 @_of_arrays
 def cos(x: float) -> float:
-    """Return the cosine of an angle in radians, up to 2**30.
+    """Return the cosine of an angle.
 
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        An angle in radians between -2**30 and 2**30, or an array of them.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Raises
+    ------
+    InvalidArgument
+        The angle is beyond 2**30.
+
+    Examples
+    --------
     >>> cos(1.0)
     0.5403023058681398
     """
@@ -295,7 +445,23 @@ def float32(x: float) -> float: ...
 @overload
 def float32(x: Floats) -> Floats: ...
 def float32(x: float | Floats) -> float | Floats:
-    """Round x to float32, as kernels store it; in constants of a network in float64 return it unchanged."""
+    """Round x to float32, as kernels store it; in constants of a network in float64 return it unchanged.
+
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number, or an array of any shape.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        The rounded value as a float64, so that arithmetic on it is not rounded again; an array for an array.
+
+    Examples
+    --------
+    >>> float32(0.1)
+    0.10000000149011612
+    """
     if _is_wide.get():
         return x
     if isinstance(x, np.ndarray):
@@ -305,7 +471,28 @@ def float32(x: float | Floats) -> float | Floats:
 
 @_of_arrays
 def sqrt(x: float) -> float:
-    """Return the square root, which IEEE 754 rounds correctly everywhere."""
+    """Return the square root, which IEEE 754 rounds correctly everywhere.
+
+    Parameters
+    ----------
+    x : float or numpy.ndarray
+        A number of at least 0, or an array of them.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        A float64 for a number; an array of the shape of the argument for an array.
+
+    Raises
+    ------
+    ValueError
+        x is below 0.
+
+    Examples
+    --------
+    >>> sqrt(2.0)
+    1.4142135623730951
+    """
     return math.sqrt(x)
 
 
@@ -327,14 +514,15 @@ def normal() -> float:
 
     Examples
     --------
-    ::
-
-        @neuron_model(states={"v_mv": -65.0, "i_pa": 0.0}, parameters={"sigma_mv": 0.5, "sigma_pa": 20.0})
-        def noisy(v_mv, i_pa, sigma_mv, sigma_pa):
-            i_pa = 0.98 * i_pa + sigma_pa * normal()
-            v_mv = v_mv + 0.005 * (-65.0 - v_mv) + 0.001 * i_pa + sigma_mv * normal()
-            spike = v_mv > -50.0
-            return spike, -65.0 if spike else v_mv, i_pa
+    >>> from neuraxis.network import neuron_model
+    >>> @neuron_model(states={"v_mv": -65.0, "i_pa": 0.0}, parameters={"sigma_mv": 0.5, "sigma_pa": 20.0})
+    ... def noisy(v_mv, i_pa, sigma_mv, sigma_pa):
+    ...     i_pa = 0.98 * i_pa + sigma_pa * normal()
+    ...     v_mv = v_mv + 0.005 * (-65.0 - v_mv) + 0.001 * i_pa + sigma_mv * normal()
+    ...     spike = v_mv > -50.0
+    ...     return spike, -65.0 if spike else v_mv, i_pa
+    >>> noisy
+    noisy(sigma_mv=0.5, sigma_pa=20)
     """
     raise _outside("normal")
 
@@ -356,12 +544,13 @@ def random() -> float:
 
     Examples
     --------
-    ::
-
-        @neuron_model(states={"open": 0}, parameters={"p_open": 0.01, "p_close": 0.1})
-        def channel(open, p_open, p_close):
-            open = (random() >= p_close) if open else (random() < p_open)
-            return False, open
+    >>> from neuraxis.network import neuron_model
+    >>> @neuron_model(states={"open": 0}, parameters={"p_open": 0.01, "p_close": 0.1})
+    ... def channel(open, p_open, p_close):
+    ...     open = (random() >= p_close) if open else (random() < p_open)
+    ...     return False, open
+    >>> channel
+    channel(p_open=0.01, p_close=0.1)
     """
     raise _outside("random")
 

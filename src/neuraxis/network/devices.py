@@ -53,6 +53,15 @@ class PoissonInput(ShortRepr, HoldsArrays):
         End in ms (exclusive); None means that the input never ends.
     index : int
         Position among the network's Poisson inputs.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_exp)
+    >>> network.poisson(cells, rate_hz=8000, weight=20)
+    PoissonInput(population='cells', rate_hz=8000, weight=20, receptor='input_pa')
     """
 
     population: Population
@@ -93,6 +102,15 @@ class SpikeInput(ShortRepr, HoldsArrays):
         Ids of the neurons within the population.
     index : int
         Position among the network's spike inputs.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import spike_source
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, spike_source)
+    >>> network.spikes(cells, times_ms=[1.0, 2.5], ids=[0, 99])
+    SpikeInput(population='cells', times_ms=<2 values>, ids=<2 values>)
     """
 
     population: Population
@@ -124,6 +142,15 @@ class CurrentInput(ShortRepr, HoldsArrays):
         End in ms (exclusive); None means that the input never ends.
     index : int
         Position among the network's current inputs.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_exp)
+    >>> network.current(cells, amplitude_pa=300.0, start_ms=10.0)
+    CurrentInput(population='cells', amplitude_pa=300, start_ms=10)
     """
 
     population: Population
@@ -162,6 +189,15 @@ class Probe(ShortRepr, HoldsArrays):
         Neurons to record: the first n, a slice of the ids, or ids in the order given; None means all.
     index : int
         Position among the network's probes.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_exp)
+    >>> network.record(cells, "v_mv", every_ms=1.0, subset=5)
+    Probe(population='cells', what='v_mv', every_ms=1, subset=<5 values>)
     """
 
     population: Population

@@ -37,6 +37,7 @@ __all__ = [
     "LogNormal",
     "Normal",
     "Uniform",
+    "ValueSource",
     "Values",
     "as_distribution",
 ]
@@ -53,8 +54,24 @@ FLOAT32_ERROR = 1e-5
 OUTSIDE = ("clip", "redraw")
 
 
+class ValueSource:
+    """Methods of every distribution, with which the network bounds the values that can be drawn."""
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value that can be drawn."""
+        raise NotImplementedError
+
+    def expected(self) -> float:
+        """Return the mean of the values."""
+        raise NotImplementedError
+
+    def expected_magnitude(self) -> float:
+        """Return the mean absolute value, or an estimate of it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, repr=False)
-class Constant(ShortRepr):
+class Constant(ValueSource, ShortRepr):
     """The same value for every synapse or neuron; a plain number means the same.
 
     Parameters
@@ -84,7 +101,7 @@ class Constant(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class Uniform(ShortRepr):
+class Uniform(ValueSource, ShortRepr):
     """Uniform distribution from `low` to `high`.
 
     Parameters
@@ -122,7 +139,7 @@ class Uniform(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class Normal(ShortRepr):
+class Normal(ValueSource, ShortRepr):
     """Normal distribution, optionally limited to an interval.
 
     Parameters
@@ -188,7 +205,7 @@ class Normal(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class LogNormal(ShortRepr):
+class LogNormal(ValueSource, ShortRepr):
     """Log-normal distribution, exp(mu + sigma z), optionally limited to an interval.
 
     Parameters
@@ -250,7 +267,7 @@ class LogNormal(ShortRepr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Values(HoldsArrays):
+class Values(ValueSource, HoldsArrays):
     """Given values, one for each neuron or synapse; a list or array means the same.
 
     Parameters

@@ -78,6 +78,16 @@ class Modulation(ShortRepr):
         Delay of the change after the spike, in ms.
     index : int
         Position among the network's modulations.
+
+    Examples
+    --------
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_exp
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_exp)
+    >>> dopamine = network.neuromodulator("dopamine")
+    >>> network.modulate(cells, dopamine, amount=0.01, delay_ms=1.0)
+    Modulation(population='cells', modulator='dopamine', amount=0.01, delay_ms=1)
     """
 
     population: Population
@@ -138,7 +148,18 @@ class Rhythm(ShortRepr):
             raise InvalidArgument(f"Rhythm.floor={self.floor}: must be from -1 to below 1, as a rhythm is a cosine")
 
     def increment(self, dt_ms: float) -> int:
-        """Return the advance of the phase in one step, in units of 2**-64 cycles."""
+        """Return the advance of the phase in one step.
+
+        Parameters
+        ----------
+        dt_ms : float
+            Step in ms.
+
+        Returns
+        -------
+        int
+            The advance, in units of 2**-64 cycles.
+        """
         return round(self.frequency_hz * dt_ms * 1e-3 * _CYCLE) % _CYCLE
 
     @property
@@ -147,11 +168,37 @@ class Rhythm(ShortRepr):
         return round(self.phase * _CYCLE) % _CYCLE
 
     def phase_at(self, step: int, dt_ms: float) -> float:
-        """Return the phase in a step, in cycles from 0 to below 1; the value has its maximum at 0."""
+        """Return the phase in a step; the value has its maximum at phase 0.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+        dt_ms : float
+            Step in ms.
+
+        Returns
+        -------
+        float
+            Phase in cycles, from 0 to below 1.
+        """
         return ((int(step) * self.increment(dt_ms) + self.offset) % _CYCLE) / _CYCLE
 
     def value_at(self, step: int, dt_ms: float) -> float:
-        """Return the value in a step, exactly as the engine computes it."""
+        """Return the value in a step, exactly as the engine computes it.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+        dt_ms : float
+            Step in ms.
+
+        Returns
+        -------
+        float
+            A float32 from `floor` to 1.
+        """
         cell = ((int(step) * self.increment(dt_ms) + self.offset) % _CYCLE) * CELLS // _CYCLE
         return float(max(cosine_table()[cell], np.float32(self.floor)))
 

@@ -128,18 +128,41 @@ class Network:
         return self._checks_finite
 
     def final_copy(self, *, check_finite: bool = True) -> Network:
-        """Return an immutable copy for a simulation; `check_finite` sets `checks_finite`."""
+        """Return an immutable copy for a simulation.
+
+        Parameters
+        ----------
+        check_finite : bool
+            Value of `checks_finite` of the copy.
+
+        Returns
+        -------
+        Network
+            The copy.
+        """
         other = self.copy()
         other._checks_finite = check_finite
         other._is_final = True
         return other
 
     def hold(self, holder: object) -> None:
-        """Forbid changes as long as `holder` exists: it has read the network and would not see them."""
+        """Forbid changes as long as an object exists.
+
+        Parameters
+        ----------
+        holder : object
+            What has read the network and would not see changes.
+        """
         self._holders.add(holder)
 
     def release(self, holder: object) -> None:
-        """End a `hold`."""
+        """End a `hold`.
+
+        Parameters
+        ----------
+        holder : object
+            The object that was passed to `hold`.
+        """
         self._holders.discard(holder)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -681,11 +704,35 @@ class Network:
         return name in self._populations
 
     def delay_bounds_steps(self, projection: Projection) -> tuple[int, int]:
-        """Return the shortest and the longest possible delay of a projection, in steps."""
+        """Return the bounds of the delays of a projection.
+
+        Parameters
+        ----------
+        projection : Projection
+            A projection of this network.
+
+        Returns
+        -------
+        tuple of int
+            Shortest and longest delay, in steps.
+        """
         return delay_bounds_steps(projection.delay_ms, self._dt_ms)
 
     def exponent(self, population: Population | str, receptor: str) -> int:
-        """Return the fixed-point exponent of a receptor's first accumulator."""
+        """Return the fixed-point exponent of a receptor's first accumulator.
+
+        Parameters
+        ----------
+        population : Population or str
+            The population, or its name.
+        receptor : str
+            Receptor of its model.
+
+        Returns
+        -------
+        int
+            The exponent: sums of weights are multiples of 2**exponent.
+        """
         target = self._known(population, "population")
         one_of(receptor, "receptor", target.model.receptors)
         return self._inputs_of(target, receptor).exponents[0]
@@ -695,6 +742,16 @@ class Network:
 
         The first are those of the receptors of the model, in their order. More follow for receptors whose weights do
         not fit one scale; see `neuraxis.network.fixed_point`.
+
+        Parameters
+        ----------
+        population : Population or str
+            The population, or its name.
+
+        Returns
+        -------
+        tuple of Accumulator
+            One for each integer.
         """
         target = self._known(population, "population")
         receptors = target.model.receptors
@@ -703,7 +760,18 @@ class Network:
         return (*first, *(Accumulator(r, e, one.proven) for r, one in enumerate(scales) for e in one.exponents[1:]))
 
     def accumulator_of(self, given: Projection | PoissonInput) -> tuple[int, int]:
-        """Return (index, exponent) of the target's accumulator that a projection or input adds to."""
+        """Return the accumulator of the target that a projection or input adds to.
+
+        Parameters
+        ----------
+        given : Projection or PoissonInput
+            A part of this network.
+
+        Returns
+        -------
+        tuple of int
+            Index and exponent of the accumulator.
+        """
         target = given.post if isinstance(given, Projection) else given.population
         kind = "projection" if isinstance(given, Projection) else "poisson"
         inputs = self._inputs_of(target, given.receptor)

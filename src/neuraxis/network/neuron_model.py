@@ -203,7 +203,18 @@ class NeuronModel:
         return self.precision == "float64"
 
     def dtype_of(self, state: str) -> type[np.float32] | type[np.float64] | type[np.int32]:
-        """Return the type in which a state is read and recorded."""
+        """Return the type in which a state is read and recorded.
+
+        Parameters
+        ----------
+        state : str
+            Name of a state.
+
+        Returns
+        -------
+        type
+            `numpy.int32`, `numpy.float32`, or `numpy.float64` in a network in float64.
+        """
         return np.int32 if isinstance(self.states[state], int) else np.float64 if self.is_wide else np.float32
 
     @property
@@ -231,19 +242,62 @@ class NeuronModel:
         return {one: kind for one, kind in found.items() if kind is not None and self.takes(one)}
 
     def takes(self, argument: str) -> bool:
-        """Return True if the engine gives the function an argument, as `step`, which the model does not declare."""
+        """Return True if the engine gives the function an argument, as `step`.
+
+        Parameters
+        ----------
+        argument : str
+            Name of an argument.
+
+        Returns
+        -------
+        bool
+            True if the function has the argument and the model does not declare it.
+        """
         inputs = (self.receptors, self.rate_inputs, self.signals)
         own = (self.states, *inputs, self.parameters, self.rows, self.constants or {})
         return argument in self.arguments and not any(argument in one for one in own)
 
     def receptor_for(self, sign: int) -> str:
-        """Return the receptor for weights of this sign: the first for positive weights, the second for negative."""
+        """Return the receptor for weights of a sign.
+
+        Parameters
+        ----------
+        sign : int
+            Sign of the weights: 1 or -1.
+
+        Returns
+        -------
+        str
+            The first receptor for positive weights, the second, if there is one, for negative.
+
+        Raises
+        ------
+        InvalidArgument
+            The model has no receptors.
+        """
         if not self.receptors:
             raise InvalidArgument(f"{self.name} has no receptors: nothing can be connected to it")
         return self.receptors[min(1, len(self.receptors) - 1)] if sign < 0 else self.receptors[0]
 
     def values(self, dt_ms: float) -> dict[str, Number]:
-        """Return the constants and parameters that the function takes, for steps of `dt_ms`; not its `rows`."""
+        """Return the constants and parameters that the function takes.
+
+        Parameters
+        ----------
+        dt_ms : float
+            Step in ms.
+
+        Returns
+        -------
+        dict
+            Values by name, without those that differ between neurons (`rows`).
+
+        Raises
+        ------
+        InvalidArgument
+            The function has an argument that is nowhere defined.
+        """
         values: dict[str, Any] = {**self.parameters, "dt_ms": dt_ms}
         if self.constants_for is not None:
             values.update(self._checked_constants(self.constants_for(self.parameters, dt_ms)))
@@ -288,10 +342,32 @@ class NeuronModel:
     def for_population(
         self, what: str, n: int, dt_ms: float, seed: int, index: int, precision: str = "float32"
     ) -> NeuronModel:
-        """Return the model with its constants computed for steps of `dt_ms` and n neurons.
+        """Return the model of a population, with its constants computed.
 
-        Networks keep this form: without the function `constants_for`, which may be a lambda, it can be pickled. `what`
-        names the population in errors; its `index` and the `seed` of the network determine what is drawn.
+        Parameters
+        ----------
+        what : str
+            Name of the population in errors.
+        n : int
+            Number of neurons.
+        dt_ms : float
+            Step of the network, in ms.
+        seed : int
+            Seed of the network.
+        index : int
+            Position of the population in the network; with the seed it determines what is drawn.
+        precision : {"float32", "float64"}
+            Precision of states and arithmetic.
+
+        Returns
+        -------
+        NeuronModel
+            A model that can be pickled: without the function `constants_for`, which may be a lambda.
+
+        Raises
+        ------
+        InvalidArgument
+            The model belongs to a network with another step, size or precision, or has invalid parameters.
         """
         if self.constants is not None:  # of another population
             if precision != self.precision:
@@ -323,7 +399,23 @@ class NeuronModel:
         return made
 
     def for_step(self, dt_ms: float) -> NeuronModel:
-        """Return the model with its constants for steps of `dt_ms`, if no parameter differs between neurons."""
+        """Return the model with its constants, if no parameter differs between neurons.
+
+        Parameters
+        ----------
+        dt_ms : float
+            Step in ms.
+
+        Returns
+        -------
+        NeuronModel
+            The model, with its constants.
+
+        Raises
+        ------
+        InvalidArgument
+            The model belongs to a network with another step.
+        """
         if self.dt_ms is not None and self.dt_ms != dt_ms:
             raise InvalidArgument(
                 f"{self.name}: this model belongs to a network with dt_ms={self.dt_ms:g}, not {dt_ms:g}. Pass the "
@@ -389,23 +481,24 @@ def neuron_model(
 
     Examples
     --------
-    A leaky integrate-and-fire neuron (in a file, because the source of the function is compiled)::
+    A leaky integrate-and-fire neuron:
 
-        from neuraxis.network import neuron_model
-        from neuraxis.network.arithmetic import exp
-
-        @neuron_model(
-            states={"v_mv": 0.0},
-            receptors=("input_mv",),
-            parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
-            constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
-        )
-        def leaky(v_mv, input_mv, leak, threshold_mv):
-            v_mv = v_mv * leak + input_mv
-            spike = v_mv >= threshold_mv
-            return spike, 0.0 if spike else v_mv
-
-        network.population("E", 1000, leaky(tau_m_ms=10.0))
+    >>> from neuraxis.network import Network, neuron_model
+    >>> from neuraxis.network.arithmetic import exp
+    >>> @neuron_model(
+    ...     states={"v_mv": 0.0},
+    ...     receptors=("input_mv",),
+    ...     parameters={"tau_m_ms": 20.0, "threshold_mv": 20.0},
+    ...     constants=lambda p, dt_ms: {"leak": exp(-dt_ms / p["tau_m_ms"])},
+    ... )
+    ... def leaky(v_mv, input_mv, leak, threshold_mv):
+    ...     v_mv = v_mv * leak + input_mv
+    ...     spike = v_mv >= threshold_mv
+    ...     return spike, 0.0 if spike else v_mv
+    >>> leaky
+    leaky(tau_m_ms=20, threshold_mv=20)
+    >>> Network().population("E", 1000, leaky(tau_m_ms=10.0))
+    Population('E', 1,000 x leaky)
     """
 
     receptors = _checked_receptors(receptors)
@@ -623,7 +716,20 @@ def _help_text(model: NeuronModel) -> str:
         ("States (initial value)", [(name, value, unit(name)) for name, value in model.states.items()]),
     ):
         parts += _table(title, rows, model.meanings)
+    if model.constants is None and all(not isinstance(value, str) for value in model.signals.values()):
+        parts.append("\n".join(["Examples", "--------", *_example(model)]))
     return "\n\n".join(parts)
+
+
+def _example(model: NeuronModel) -> list[str]:
+    """Return the lines of an example that makes a population, with one of the parameters as it is."""
+    numbers = [f"{name}={value_text(value)}" for name, value in model.parameters.items() if isinstance(value, Number)]
+    used = f"{model.name}({numbers[0]})" if numbers else model.name
+    return [
+        ">>> from neuraxis.network import Network",
+        f'>>> Network().population("cells", 100, {used})',
+        f"Population('cells', 100 x {model.name})",
+    ]
 
 
 def _table(title: str, rows: Sequence[tuple[str, Any, str]], meanings: Mapping[str, str]) -> Iterable[str]:

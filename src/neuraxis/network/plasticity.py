@@ -95,7 +95,26 @@ class STDP(ShortRepr):
         learning_rate: float = 0.01,
         alpha: float = 1.0,
     ) -> STDP:
-        """Return a rule whose changes do not depend on the weight, apart from clipping."""
+        """Return a rule whose changes do not depend on the weight, apart from clipping.
+
+        Parameters
+        ----------
+        w_max : float
+            Largest weight, in the unit of the weight.
+        tau_plus_ms : float
+            Time constant of the presynaptic trace, in ms.
+        tau_minus_ms : float
+            Time constant of the postsynaptic trace, in ms.
+        learning_rate : float
+            Relative size of a change.
+        alpha : float
+            Strength of depression relative to potentiation.
+
+        Returns
+        -------
+        STDP
+            The rule.
+        """
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,
@@ -114,7 +133,26 @@ class STDP(ShortRepr):
         learning_rate: float = 0.01,
         alpha: float = 1.0,
     ) -> STDP:
-        """Return a rule with potentiation proportional to w_max - w and depression proportional to w."""
+        """Return a rule with potentiation proportional to w_max - w and depression proportional to w.
+
+        Parameters
+        ----------
+        w_max : float
+            Largest weight, in the unit of the weight.
+        tau_plus_ms : float
+            Time constant of the presynaptic trace, in ms.
+        tau_minus_ms : float
+            Time constant of the postsynaptic trace, in ms.
+        learning_rate : float
+            Relative size of a change.
+        alpha : float
+            Strength of depression relative to potentiation.
+
+        Returns
+        -------
+        STDP
+            The rule.
+        """
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,
@@ -137,7 +175,30 @@ class STDP(ShortRepr):
         mu: float = 0.4,
         w0: float = 1.0,
     ) -> STDP:
-        """Return a rule with potentiation proportional to w**mu and depression proportional to w."""
+        """Return a rule with potentiation proportional to w**mu and depression proportional to w.
+
+        Parameters
+        ----------
+        w_max : float
+            Largest weight, in the unit of the weight.
+        tau_plus_ms : float
+            Time constant of the presynaptic trace, in ms.
+        tau_minus_ms : float
+            Time constant of the postsynaptic trace, in ms.
+        learning_rate : float
+            Relative size of a change.
+        alpha : float
+            Strength of depression relative to potentiation.
+        mu : float
+            Exponent of the dependence on the weight.
+        w0 : float
+            Reference weight, in the unit of the weight.
+
+        Returns
+        -------
+        STDP
+            The rule.
+        """
         return cls(
             w_max=w_max,
             tau_plus_ms=tau_plus_ms,

@@ -37,6 +37,7 @@ from neuraxis.errors import InvalidArgument, InvalidType
 
 __all__ = [
     "AllToAll",
+    "ConnectionRule",
     "Explicit",
     "FixedInDegree",
     "FixedOutDegree",
@@ -53,8 +54,101 @@ LARGEST_TOTAL = 2**62
 LARGEST_PAIRS = 2**40
 
 
+class ConnectionRule:
+    """Methods of every rule, with which the network checks it and bounds the weights that can arrive at a neuron."""
+
+    def check(self, n_pre: int, n_post: int, same_population: bool) -> None:
+        """Raise unless the rule can connect populations of these sizes.
+
+        Parameters
+        ----------
+        n_pre : int
+            Number of source neurons.
+        n_post : int
+            Number of target neurons.
+        same_population : bool
+            True if sources and targets are one population.
+
+        Raises
+        ------
+        InvalidArgument
+            It cannot; the text says why.
+        """
+        raise NotImplementedError
+
+    def expected_synapses(self, n_pre: int, n_post: int, same_population: bool = False) -> float:
+        """Return the number of synapses, or the mean of it if the rule draws it.
+
+        Parameters
+        ----------
+        n_pre : int
+            Number of source neurons.
+        n_post : int
+            Number of target neurons.
+        same_population : bool
+            True if sources and targets are one population, which may exclude autapses.
+
+        Returns
+        -------
+        float
+            The number.
+        """
+        raise NotImplementedError
+
+    def largest_in_degree(self, n_pre: int, n_post: int) -> float:
+        """Return a number of synapses onto one target that is reached at most, or practically never exceeded.
+
+        Parameters
+        ----------
+        n_pre : int
+            Number of source neurons.
+        n_post : int
+            Number of target neurons.
+
+        Returns
+        -------
+        float
+            The number.
+        """
+        raise NotImplementedError
+
+    def mean_in_degree(self, n_pre: int, n_post: int) -> float:
+        """Return the mean number of synapses onto one target.
+
+        Parameters
+        ----------
+        n_pre : int
+            Number of source neurons.
+        n_post : int
+            Number of target neurons.
+
+        Returns
+        -------
+        float
+            The mean.
+        """
+        raise NotImplementedError
+
+    def value_count(self, n_pre: int, n_post: int) -> int | None:
+        """Return the number of values of an array of weights or delays.
+
+        Parameters
+        ----------
+        n_pre : int
+            Number of source neurons.
+        n_post : int
+            Number of target neurons.
+
+        Returns
+        -------
+        int or None
+            The number; None for rules that draw the synapses and so take no arrays.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, repr=False)
-class OneToOne(ShortRepr):
+class OneToOne(ConnectionRule, ShortRepr):
     """Connect neuron i to neuron i.
 
     An array of weights or delays has one value for each neuron.
@@ -85,7 +179,7 @@ class OneToOne(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class AllToAll(ShortRepr):
+class AllToAll(ConnectionRule, ShortRepr):
     """Connect every neuron to every neuron.
 
     An array of weights or delays has `n_pre * n_post` values, ordered by target: `values[post * n_pre + pre]`, which is
@@ -127,7 +221,7 @@ class AllToAll(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class PairwiseBernoulli(ShortRepr):
+class PairwiseBernoulli(ConnectionRule, ShortRepr):
     """Connect every pair of neurons independently with probability `p`.
 
     Parameters
@@ -172,7 +266,7 @@ class PairwiseBernoulli(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class FixedInDegree(ShortRepr):
+class FixedInDegree(ConnectionRule, ShortRepr):
     """Give every target neuron `k` synapses from sources drawn at random.
 
     Parameters
@@ -219,7 +313,7 @@ class FixedInDegree(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class FixedOutDegree(ShortRepr):
+class FixedOutDegree(ConnectionRule, ShortRepr):
     """Give every source neuron `k` synapses onto targets drawn at random.
 
     Parameters
@@ -261,7 +355,7 @@ class FixedOutDegree(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class FixedTotalNumber(ShortRepr):
+class FixedTotalNumber(ConnectionRule, ShortRepr):
     """Make `n` synapses in total, each between a source and a target drawn at random.
 
     Parameters
@@ -316,7 +410,7 @@ class FixedTotalNumber(ShortRepr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explicit(HoldsArrays):
+class Explicit(ConnectionRule, HoldsArrays):
     """Connect neuron `pre_ids[i]` to neuron `post_ids[i]`, for each i.
 
     A pair may occur several times. An array of weights or delays has one value for each synapse, in the same order.

@@ -94,7 +94,11 @@ def run(
 
     Examples
     --------
-    In a script::
+    >>> import math
+    >>> run(math.sqrt, 2, 9.0)
+    [3.0, 3.0]
+
+    With a function of one's own, in a script::
 
         from neuraxis import launch
 

@@ -140,7 +140,10 @@ def launch_script(options: LaunchOptions) -> int:
 
     Examples
     --------
-    ::
+    >>> launch_script(LaunchOptions("platform", n=2, module=True))
+    0
+
+    A script, which is started again after a failure::
 
         status = launch.launch_script(launch.LaunchOptions("train.py", n=4, max_restarts=1))
     """

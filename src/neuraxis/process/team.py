@@ -94,7 +94,12 @@ class Team:
 
     Examples
     --------
-    In a script::
+    >>> from operator import methodcaller
+    >>> with Team(methodcaller("send", "ready"), 2) as team:
+    ...     team.gather()
+    ['ready', 'ready']
+
+    With a function of one's own, in a script::
 
         from neuraxis import launch
 
@@ -175,11 +180,33 @@ class Team:
         self._send([self._member(rank)], message, timeout)
 
     def broadcast(self, message: object, timeout: float | None = None) -> None:
-        """Send one message to every worker, as `send` does; it is pickled once."""
+        """Send one message to every worker, as `send` does; it is pickled once.
+
+        Parameters
+        ----------
+        message : object
+            What can be pickled.
+        timeout : float, optional
+            Longest time in seconds; by default there is no limit.
+        """
         self._send(self._members, message, timeout)
 
     def receive(self, ranks: Iterable[int] | None = None, timeout: float | None = None) -> tuple[int, Any]:
-        """Return the rank and the content of the next message of any worker, or of any in `ranks`.
+        """Return the next message of any worker, or of any in `ranks`.
+
+        Parameters
+        ----------
+        ranks : iterable of int, optional
+            Ranks of workers, by default all.
+        timeout : float, optional
+            Longest time to wait, in seconds; by default there is no limit.
+
+        Returns
+        -------
+        rank : int
+            Rank of the worker.
+        message : object
+            The message.
 
         Raises
         ------
@@ -193,7 +220,18 @@ class Team:
         return found[0], messages[0]
 
     def gather(self, timeout: float | None = None) -> list[Any]:
-        """Return the next message of each worker, in the order of ranks; none is taken until all have arrived."""
+        """Return the next message of each worker; none is taken until all have arrived.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Longest time to wait, in seconds; by default there is no limit.
+
+        Returns
+        -------
+        list
+            Message of each worker, in the order of ranks.
+        """
         return self._receive(self._members, self.n, timeout)[1]
 
     def close(self) -> None:

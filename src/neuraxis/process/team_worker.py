@@ -111,6 +111,11 @@ class WorkerLine:
         timeout : float, optional
             Seconds to wait.
 
+        Returns
+        -------
+        object
+            The message.
+
         Raises
         ------
         LineClosed

@@ -308,6 +308,11 @@ class RpcContext:
     def initialize(self) -> RpcContext:
         """Connect, and start to serve calls. In a world of ranks it returns when all ranks are present.
 
+        Returns
+        -------
+        RpcContext
+            This context.
+
         Raises
         ------
         AlreadyInitialized
@@ -367,8 +372,13 @@ class RpcContext:
     def close(self, graceful: bool | None = None) -> None:
         """Leave the world or the mesh, and free everything. A second call does nothing.
 
-        Running functions get two seconds to end; pending calls of this process raise CallCancelled. With `graceful`,
-        the default in a world of ranks, it keeps serving until every rank has called `close` or is gone.
+        Running functions get two seconds to end; pending calls of this process raise CallCancelled.
+
+        Parameters
+        ----------
+        graceful : bool, optional
+            Keep serving until every rank has called `close` or is gone. By default True in a world of ranks, False on a
+            mesh.
         """
         if self._transport is None or os.getpid() != self._pid:
             return
@@ -388,7 +398,13 @@ class RpcContext:
                 self._freed.set()
 
     def shutdown(self, graceful: bool | None = None) -> None:
-        """Do the same as `close`."""
+        """Do the same as `close`.
+
+        Parameters
+        ----------
+        graceful : bool, optional
+            As for `close`.
+        """
         self.close(graceful)
 
     def _wait_until_all_are_done(self, transport: Transport) -> None:
@@ -452,7 +468,17 @@ class RpcContext:
     def wait_for(self, names: int | str | Iterable[int | str], timeout: float | None = None) -> list[int | str]:
         """Wait until a rank or name, or each of several, is present.
 
-        Returns those still missing after `timeout` seconds (None: the timeout of the context).
+        Parameters
+        ----------
+        names : int, str or iterable of them
+            A rank or name, or several.
+        timeout : float, optional
+            Longest time to wait, in seconds; by default the timeout of the context.
+
+        Returns
+        -------
+        list
+            The ranks and names that are still missing.
         """
         wanted = [names] if isinstance(names, int | str) else names
         return self._check().wait_for(wanted, self.timeout if timeout is None else timeout)
@@ -465,11 +491,27 @@ class RpcContext:
     # --- registration -----------------------------------------------------------------------------------------
 
     def register_function(self, name: str, func: Callable[..., Any]) -> None:
-        """Let others call `func` in this context as `name`. A class is registered as a factory of remote objects."""
+        """Let others call a function in this context.
+
+        Parameters
+        ----------
+        name : str
+            Name under which others call it.
+        func : callable
+            The function, or a class, which is registered as a factory of remote objects.
+        """
         self._registry.add(name, func)
 
     def register_factory(self, name: str, factory: Callable[..., Any]) -> None:
-        """Let others create objects with `factory`, which stay in this process: see `remote_object`."""
+        """Let others create objects that stay in this process: see `remote_object`.
+
+        Parameters
+        ----------
+        name : str
+            Name under which others call it.
+        factory : callable
+            Function that returns an object.
+        """
         self._registry.add(name, factory, factory=True)
 
     # --- calls ------------------------------------------------------------------------------------------------
@@ -483,6 +525,11 @@ class RpcContext:
             The rank or name of the callee.
         name : str
             The name under which the function is registered there.
+
+        Returns
+        -------
+        object
+            Result of the function.
 
         Raises
         ------
@@ -500,7 +547,27 @@ class RpcContext:
         return self.call(dst, name, args, kwargs)
 
     def rpc_async(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture:
-        """Start a call and return its future. Only arguments that cannot be serialized raise here."""
+        """Start a call and return its future.
+
+        Parameters
+        ----------
+        dst : int or str
+            Rank or name of the process that is called.
+        name : str
+            Name under which it has registered the function.
+        *args, **kwargs
+            Arguments of the function.
+
+        Returns
+        -------
+        RpcFuture
+            Future of the result; it raises what `rpc_sync` raises.
+
+        Raises
+        ------
+        NotSerializable
+            An argument cannot be serialized.
+        """
         return self.call_async(dst, name, args, kwargs)
 
     def call(
@@ -512,7 +579,26 @@ class RpcContext:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Call a function like `rpc_sync`, with a `timeout` in seconds for this call."""
+        """Call a function like `rpc_sync`, with a deadline for this call.
+
+        Parameters
+        ----------
+        dst : int or str
+            Rank or name of the process that is called.
+        name : str
+            Name under which it has registered the function.
+        args : sequence
+            Positional arguments of the function.
+        kwargs : dict, optional
+            Keyword arguments of the function.
+        timeout : float, optional
+            Deadline of this call, in seconds; by default the timeout of the context.
+
+        Returns
+        -------
+        object
+            Result of the function.
+        """
         to = self._find(dst)
         return self._calls.call(Invocation(to, Operation.CALL, name, args, kwargs, timeout))
 
@@ -525,7 +611,26 @@ class RpcContext:
         *,
         timeout: float | None = None,
     ) -> RpcFuture:
-        """Start a call like `rpc_async`, with a `timeout` in seconds for this call."""
+        """Start a call like `rpc_async`, with a deadline for this call.
+
+        Parameters
+        ----------
+        dst : int or str
+            Rank or name of the process that is called.
+        name : str
+            Name under which it has registered the function.
+        args : sequence
+            Positional arguments of the function.
+        kwargs : dict, optional
+            Keyword arguments of the function.
+        timeout : float, optional
+            Deadline of this call, in seconds; by default the timeout of the context.
+
+        Returns
+        -------
+        RpcFuture
+            Future of the result.
+        """
         try:
             to = self._find(dst)
         except ConnectionError as error:
@@ -533,9 +638,21 @@ class RpcContext:
         return self._calls.start(Invocation(to, Operation.CALL, name, args, kwargs, timeout))
 
     def remote_object(self, dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
-        """Create an object with a class or factory that `dst` has registered, and return a reference to it.
+        """Create an object in another process, with a class or factory that it has registered.
 
-        The object stays in that process; the public methods of the reference call its methods there.
+        Parameters
+        ----------
+        dst : int or str
+            Rank or name of the process that creates the object.
+        name : str
+            Name under which it has registered the class or factory.
+        *args, **kwargs
+            Arguments of the class or factory.
+
+        Returns
+        -------
+        RemoteObject
+            Handle whose public methods call those of the object, which stays in that process.
         """
         to = self._find(dst)
         created = self._calls.call(Invocation(to, Operation.MAKE, name, args, kwargs))
@@ -591,10 +708,15 @@ def init_rpc(
 ) -> RpcContext:
     """Create and initialize an RPC context; see `RpcContext` for the parameters.
 
+    Parameters
+    ----------
+    backend, init_method, world_size, rank, timeout, **options
+        As for `RpcContext`.
+
     Returns
     -------
     RpcContext
-        The context, which `current_rpc_context` returns until it is closed.
+        The context, connected and serving; `current_rpc_context` returns it until it is closed.
 
     Examples
     --------
@@ -609,10 +731,21 @@ def init_rpc(
 def current_rpc_context() -> RpcContext:
     """Return the context that was initialized last in this process.
 
+    Returns
+    -------
+    RpcContext
+        The context.
+
     Raises
     ------
     NotInitialized
         There is none.
+
+    Examples
+    --------
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     current_rpc_context() is context
+    True
     """
     if not open_contexts:
         raise NotInitialized(
@@ -624,11 +757,35 @@ def current_rpc_context() -> RpcContext:
 def rpc_sync(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a registered function of another rank or node through the current context; see `RpcContext.rpc_sync`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that is called.
+    name : str
+        Name under which it has registered the function.
+    *args, **kwargs
+        Arguments of the function.
+
+    Returns
+    -------
+    object
+        Result of the function.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    RpcError
+        There is no result; the subclass gives the reason.
+    Exception
+        The exception that the function raised.
+
     Examples
     --------
-    ::
-
-        label = rpc_sync("server", "classify", image)
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     rpc_sync("rank0", "double", 21)
+    42
     """
     return current_rpc_context().rpc_sync(dst, name, *args, **kwargs)
 
@@ -636,12 +793,33 @@ def rpc_sync(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> Any:
 def rpc_async(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFuture:
     """Start a call through the current context and return its future; see `RpcContext.rpc_async`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that is called.
+    name : str
+        Name under which it has registered the function.
+    *args, **kwargs
+        Arguments of the function.
+
+    Returns
+    -------
+    RpcFuture
+        Future of the result.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    NotSerializable
+        An argument cannot be serialized. All other errors are raised by the future.
+
     Examples
     --------
-    ::
-
-        future = rpc_async("server", "classify", image)
-        label = future.wait(timeout=1.0)
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     rpc_async("rank0", "double", 21).wait(timeout=10.0)
+    42
     """
     return current_rpc_context().rpc_async(dst, name, *args, **kwargs)
 
@@ -649,11 +827,36 @@ def rpc_async(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RpcFut
 def remote_object(dst: int | str, name: str, /, *args: Any, **kwargs: Any) -> RemoteObject:
     """Create an object in another process through the current context; see `RpcContext.remote_object`.
 
+    Parameters
+    ----------
+    dst : int or str
+        Rank or name of the process that creates the object.
+    name : str
+        Name under which it has registered the class or factory.
+    *args, **kwargs
+        Arguments of the class or factory.
+
+    Returns
+    -------
+    RemoteObject
+        Handle whose methods run in the process of the object.
+
+    Raises
+    ------
+    NotInitialized
+        There is no current context.
+    RpcError
+        The object was not created; the subclass gives the reason.
+    Exception
+        The exception that the class or factory raised.
+
     Examples
     --------
-    ::
-
-        counter = remote_object("server", "Counter", 5)
-        counter.add(3)
+    >>> from collections import Counter
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("Counter", Counter)
+    ...     counter = remote_object("rank0", "Counter", "banana")
+    ...     counter.most_common(1)
+    [('a', 3)]
     """
     return current_rpc_context().remote_object(dst, name, *args, **kwargs)

@@ -25,11 +25,16 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     Examples
     --------
-    ::
+    >>> from neuraxis.rpc import RpcContext
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("double", lambda x: 2 * x)
+    ...     future = context.rpc_async("rank0", "double", 21)
+    ...     future.wait(timeout=10.0)
+    42
 
-        future = rpc_async("server", "classify", image)
-        label = future.wait(timeout=1.0)       # in a thread
-        label = await future                   # in a coroutine
+    In a coroutine::
+
+        label = await future
     """
 
     def __init__(
@@ -51,9 +56,26 @@ class RpcFuture(concurrent.futures.Future[Any]):
         self.sent: Any = None  # the arguments, kept alive until the callee has its references
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Return the result; raise the exception of the function, or the reason why there is no result.
+        """Wait for the result.
 
-        After `timeout` seconds it raises CallTimeout, while the call continues until its own deadline.
+        Parameters
+        ----------
+        timeout : float, optional
+            Longest time to wait, in seconds; by default until the deadline of the call.
+
+        Returns
+        -------
+        object
+            Result of the function.
+
+        Raises
+        ------
+        CallTimeout
+            There was no result within `timeout` seconds; the call continues until its own deadline.
+        RpcError
+            There is no result; the subclass gives the reason.
+        Exception
+            The exception that the function raised.
         """
         try:
             return self.result(timeout)
@@ -69,7 +91,18 @@ class RpcFuture(concurrent.futures.Future[Any]):
             del self  # breaks the reference cycle through this frame in the error's traceback
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the result, as futures of the standard library do; `wait` raises the errors of neuraxis."""
+        """Return the result, as futures of the standard library do; `wait` raises the errors of neuraxis.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Longest time to wait, in seconds; by default until the deadline of the call.
+
+        Returns
+        -------
+        object
+            Result of the function.
+        """
         try:
             if self.done():
                 return super().result(0)
@@ -79,12 +112,34 @@ class RpcFuture(concurrent.futures.Future[Any]):
             del self  # as in `wait`
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception of the call, or None; after `timeout` seconds without a result, raise TimeoutError."""
+        """Return the exception of the call, or None.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Longest time to wait, in seconds; by default until the deadline of the call.
+
+        Returns
+        -------
+        BaseException or None
+            The exception.
+
+        Raises
+        ------
+        TimeoutError
+            There was no result within `timeout` seconds.
+        """
         with self._releasing_slot():
             return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call `fn` with this future when it is done; immediately if it is."""
+        """Call a function when this future is done; immediately if it is.
+
+        Parameters
+        ----------
+        fn : callable
+            Function of this future.
+        """
         with self._condition:  # ending the future takes this lock as well
             if not self.done():
                 if not self._callbacks:

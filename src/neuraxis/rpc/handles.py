@@ -170,11 +170,15 @@ class RemoteObject:
 
     Examples
     --------
-    ::
-
-        counter = remote_object("server", "Counter", 5)
-        counter.add(3)                      # waits, and returns the result of the method
-        future = counter.add.rpc_async(4)   # returns a future
+    >>> from collections import Counter
+    >>> from neuraxis.rpc import RpcContext
+    >>> with RpcContext("shm", world_size=1, rank=0) as context:
+    ...     context.register_function("Counter", Counter)
+    ...     counter = context.remote_object("rank0", "Counter", "banana")
+    ...     counter.update("bandana")  # waits, and returns the result of the method
+    ...     future = counter.most_common.rpc_async(1)
+    ...     future.wait(timeout=10.0)
+    [('a', 6)]
     """
 
     def __init__(

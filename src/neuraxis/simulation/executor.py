@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Value = TypeVar("Value")
+Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True)
@@ -185,62 +186,231 @@ class Executor(Protocol):
     def start(
         self, network: Network, progress: Callable[[int], None], python_populations: Sequence[PythonPopulation] = ()
     ) -> BuildReport:
-        """Build the network; call `progress` with numbers of synapses as they are built."""
+        """Build the network.
 
-    def advance(self, until: int, check_last: bool = False) -> Recorded:
-        """Run to step `until` and return the recordings.
+        Parameters
+        ----------
+        network : Network
+            The network.
+        progress : callable
+            Function that is called with numbers of synapses as they are built.
+        python_populations : sequence of PythonPopulation
+            Populations that Python objects drive.
 
-        `check_last` also checks in step `until` that all states are finite. The result then depends on `until`, so set
-        it only where `until` does not depend on a clock.
+        Returns
+        -------
+        BuildReport
+            Totals of the built network.
         """
 
-    def counters(self) -> Counters: ...
+    def advance(self, until: int, check_last: bool = False) -> Recorded:
+        """Run to a step.
+
+        Parameters
+        ----------
+        until : int
+            Number of the last step to run.
+        check_last : bool
+            Also check in that step that all states are finite. The result then depends on `until`, so set it only where
+            `until` does not depend on a clock.
+
+        Returns
+        -------
+        Recorded
+            What was recorded since the last call.
+        """
+
+    def counters(self) -> Counters:
+        """Return the totals since step 0.
+
+        Returns
+        -------
+        Counters
+            Spikes, synaptic events and hash.
+        """
 
     def status(self) -> list[WorkerStatus]:
         """Return the status of each worker."""
 
     def give(self, name: str, data: Any, source: str = INPUT) -> None:
-        """Pass data to a Python population; data of another source arrives after the delay of its subscription."""
+        """Pass data to a Python population.
+
+        Parameters
+        ----------
+        name : str
+            Name of the data.
+        data : object
+            The data.
+        source : str
+            Where they come from: data of another source than the caller arrive after the delay of their subscription.
+        """
 
     def state_hash(self) -> int:
         """Return a hash of all states and learned weights that does not depend on the number of shards."""
 
     def read_state(self, population: int, name: str) -> NDArray[np.generic]:
-        """Return a state of all neurons of a population."""
+        """Return a state of all neurons of a population.
+
+        Parameters
+        ----------
+        population : int
+            Index of a population.
+        name : str
+            Name of a state.
+
+        Returns
+        -------
+        array, shape (n,)
+            Value of each neuron.
+        """
 
     def read_synapses(self, projection: int) -> dict[str, NDArray[np.generic]]:
-        """Return pre, post, delay_steps and weight of every synapse of a projection, sorted by post, then pre."""
+        """Return every synapse of a projection.
+
+        Parameters
+        ----------
+        projection : int
+            Index of a projection.
+
+        Returns
+        -------
+        dict of arrays
+            "pre", "post", "delay_steps" and "weight", each of shape (synapses,), sorted by post, then pre.
+        """
 
     def read_rate_synapses(self, place: int) -> dict[str, NDArray[np.generic]]:
-        """Return the same of a rate projection."""
+        """Return every synapse of a rate projection.
 
-    def level(self, modulator: int) -> float: ...
+        Parameters
+        ----------
+        place : int
+            Index of a rate projection.
 
-    def set_level(self, modulator: int, level: float) -> None: ...
+        Returns
+        -------
+        dict of arrays
+            "pre", "post", "delay_steps" and "weight", each of shape (synapses,), sorted by post, then pre.
+        """
+
+    def level(self, modulator: int) -> float:
+        """Return the level of a neuromodulator.
+
+        Parameters
+        ----------
+        modulator : int
+            Index of a neuromodulator.
+
+        Returns
+        -------
+        float
+            The level.
+        """
+
+    def set_level(self, modulator: int, level: float) -> None:
+        """Set the level of a neuromodulator.
+
+        Parameters
+        ----------
+        modulator : int
+            Index of a neuromodulator.
+        level : float
+            The new level.
+        """
 
     def read_counts(self, populations: list[int]) -> list[NDArray[np.int64]]:
-        """Return, per population, the spikes of each neuron since step 0."""
+        """Return the spikes of each neuron since step 0.
+
+        Parameters
+        ----------
+        populations : list of int
+            Indices of populations.
+
+        Returns
+        -------
+        list of array
+            Number of spikes of each neuron, by population.
+        """
 
     def write_state(self, population: int, name: str, values: NDArray[np.generic]) -> None:
-        """Set a state of all neurons of a population."""
+        """Set a state of all neurons of a population.
+
+        Parameters
+        ----------
+        population : int
+            Index of a population.
+        name : str
+            Name of a state.
+        values : array, shape (n,)
+            Value of each neuron.
+        """
 
     def inject(self, steps: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        """Make neurons (ids in the network) spike in future steps."""
+        """Make neurons spike in future steps.
+
+        Parameters
+        ----------
+        steps : array of int64, shape (spikes,)
+            Steps of the spikes, after the current one.
+        ids : array of int64, shape (spikes,)
+            Neurons, by their ids in the network.
+        """
 
     def silence(self, populations: list[int]) -> None:
-        """Silence exactly these populations."""
+        """Silence exactly these populations.
+
+        Parameters
+        ----------
+        populations : list of int
+            Indices of populations.
+        """
 
     def freeze(self, projections: list[int]) -> None:
-        """Stop learning in exactly these projections."""
+        """Stop learning in exactly these projections.
+
+        Parameters
+        ----------
+        projections : list of int
+            Indices of projections.
+        """
 
     def save(self, folder: Path) -> list[str]:
-        """Write the complete state to files in `folder` and return their names."""
+        """Write the complete state to files.
+
+        Parameters
+        ----------
+        folder : Path
+            An existing folder.
+
+        Returns
+        -------
+        list of str
+            Names of the files.
+        """
 
     def restore(self, folder: Path, files: list[str]) -> None:
-        """Restore the complete state from files that an executor of the same network saved."""
+        """Restore the complete state from files that an executor of the same network saved.
+
+        Parameters
+        ----------
+        folder : Path
+            Folder of the files.
+        files : list of str
+            Names of the files that `save` returned.
+        """
 
     def agree(self, make: Callable[[], Value]) -> Value:
-        """Call `make` in the leading process and return its value in every process."""
+        """Call a function in the leading process only.
+
+        Parameters
+        ----------
+        make : callable
+            Function without arguments.
+
+        Returns
+        -------
+        object
+            What it returned, in every process.
+        """
 
     def close(self) -> None:
         """Free all resources; a second call does nothing."""
@@ -302,6 +472,15 @@ def decode_reply(value: Any) -> Any:
 # --- The operations of all executors ---
 
 
+def _documented(owner: type[Owner]) -> type[Owner]:
+    """Give the methods of an executor that have no docstring that of the interface."""
+    for name, method in vars(owner).items():
+        if callable(method) and not name.startswith("_") and method.__doc__ is None:
+            method.__doc__ = getattr(Executor, name).__doc__
+    return owner
+
+
+@_documented
 class ShardedExecutor:
     """The operations of an executor over `ask`: every shard executes the same command, and the replies are merged."""
 
@@ -320,7 +499,25 @@ class ShardedExecutor:
         self.close()
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
-        """Call a method of every shard's `ShardRunner` and return the replies in the order of shards."""
+        """Call a method of every shard's `ShardRunner`.
+
+        Parameters
+        ----------
+        command : str
+            Name of the method.
+        *arguments
+            Its arguments.
+
+        Returns
+        -------
+        list
+            The reply of each shard, in the order of shards.
+        """
+        raise NotImplementedError
+
+    def start(
+        self, network: Network, progress: Callable[[int], None], python_populations: Sequence[PythonPopulation] = ()
+    ) -> BuildReport:
         raise NotImplementedError
 
     def advance(self, until: int, check_last: bool = False) -> Recorded:

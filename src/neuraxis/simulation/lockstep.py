@@ -78,11 +78,18 @@ class LockstepExecutor(ShardedExecutor):
 
     Examples
     --------
-    On every rank::
+    >>> from neuraxis.comm import DistributedContext
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_delta
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_delta)
+    >>> from neuraxis.simulation import Simulation
+    >>> with DistributedContext("local") as context:
+    ...     with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
+    ...         simulation.step(5).time_ms
+    0.5
 
-        with DistributedContext(backend="gloo") as context:
-            with Simulation(network, executor=LockstepExecutor(context.world)) as simulation:
-                summary = simulation.run(1000.0)
+    On several ranks every rank runs the same lines, with a backend as "shm" or "gloo".
     """
 
     def __init__(self, communicator: Communicator, placement: Placement | None = None) -> None:
@@ -161,7 +168,18 @@ class LockstepExecutor(ShardedExecutor):
         return recorded
 
     def save(self, folder: Path) -> list[str]:
-        """Write one file per rank; ranks that do not see the folder of rank 0 send their file to rank 0."""
+        """Write one file per rank; ranks that do not see the folder of rank 0 send their file to rank 0.
+
+        Parameters
+        ----------
+        folder : Path
+            An existing folder on rank 0.
+
+        Returns
+        -------
+        list of str
+            Names of the files.
+        """
         if all(self._gather(folder.is_dir())):
             return super().save(folder)
         with tempfile.TemporaryDirectory(prefix="neuraxis-save-") as own:
@@ -179,7 +197,18 @@ class LockstepExecutor(ShardedExecutor):
             return error
 
     def agree(self, make: Callable[[], Value]) -> Value:
-        """Call `make` on rank 0 and return its value; an error about a file or argument is raised on all ranks."""
+        """Call a function on rank 0 only; an error about a file or argument is raised on all ranks.
+
+        Parameters
+        ----------
+        make : callable
+            Function without arguments.
+
+        Returns
+        -------
+        object
+            What it returned, on every rank.
+        """
         made: list[Any] = [None]
         if self.leads:
             try:

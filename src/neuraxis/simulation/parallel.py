@@ -73,10 +73,16 @@ class ParallelExecutor(ShardedExecutor):
 
     Examples
     --------
-    Scripts need the `if __name__ == "__main__":` guard, because workers import the main module::
+    >>> from neuraxis.network import Network
+    >>> from neuraxis.network.models import lif_delta
+    >>> network = Network()
+    >>> cells = network.population("cells", 100, lif_delta)
+    >>> from neuraxis.simulation import Simulation
+    >>> with Simulation(network, executor=ParallelExecutor(2, timeout=60.0)) as simulation:
+    ...     simulation.step(5).workers
+    2
 
-        with Simulation(network, executor=ParallelExecutor(2, timeout=60.0)) as simulation:
-            simulation.run(1000.0)
+    Scripts need the guard `if __name__ == "__main__":`, because workers import the main module.
     """
 
     def __init__(
@@ -127,7 +133,13 @@ class ParallelExecutor(ShardedExecutor):
             raise
 
     def move(self, placement: Placement) -> None:
-        """Redistribute the neurons over the workers. Their states are lost: restore them."""
+        """Redistribute the neurons over the workers. Their states are lost: restore them.
+
+        Parameters
+        ----------
+        placement : Placement
+            Neurons of each worker.
+        """
         assert self._setup is not None
         if self._team is None:
             raise ShardFailed(_ENDED)
@@ -188,7 +200,20 @@ class ParallelExecutor(ShardedExecutor):
             region.close()
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
-        """Send a command to all workers and return their replies, by rank."""
+        """Call a method of every worker's `ShardRunner`.
+
+        Parameters
+        ----------
+        command : str
+            Name of the method.
+        *arguments
+            Its arguments.
+
+        Returns
+        -------
+        list
+            The replies, by rank.
+        """
         if self._team is None:
             raise ShardFailed(_ENDED)
         try:

@@ -67,6 +67,22 @@ class Event:
     In a returned event, `ids` are neurons of the Python population itself. `time_ms` is rounded to the nearest step,
     with a `RoundingWarning` the first time that a region returns one between two steps; None, or a time that is not in
     the future, means the next step. `source` is ignored.
+
+    Parameters
+    ----------
+    time_ms : float, optional
+        Time of arrival in ms; of a returned event the time of the spikes.
+    ids : array_like of int
+        Neurons that spiked: of the source, or in a returned event of the Python population itself.
+    source : str
+        Name of the population or of the data that the event comes from.
+    data : object, optional
+        Data that came from outside, or that a returned event publishes.
+
+    Examples
+    --------
+    >>> Event(time_ms=12.5, ids=[3, 7])
+    Event(time_ms=12.5, ids=[3, 7], source='', data=None)
     """
 
     time_ms: float | None = None

@@ -241,7 +241,18 @@ class Simulation:
         return self.step(whole_steps(time_ms, self.network.dt_ms))
 
     def step(self, steps: int = 1) -> Summary:
-        """Run for a number of steps and return a `Summary`, as `run` does."""
+        """Run for a number of steps and return a `Summary`, as `run` does.
+
+        Parameters
+        ----------
+        steps : int
+            Number of steps.
+
+        Returns
+        -------
+        Summary
+            Figures of this run.
+        """
         before = self.counters()
         seconds = self.advance(steps, progress=self._show)
         return self._summary(before, self.counters(), seconds)
@@ -353,11 +364,22 @@ class Simulation:
         """Silence exactly these populations from now on; call with no arguments to unsilence all.
 
         A silenced population is not updated and its spikes are not delivered, as after a lesion.
+
+        Parameters
+        ----------
+        *populations : Population or str
+            Populations, or their names.
         """
         self._do("silence", sorted(self._population(one).index for one in populations))
 
     def freeze(self, *projections: Projection | str) -> None:
-        """Stop learning in exactly these projections from now on; call with no arguments to let all learn."""
+        """Stop learning in exactly these projections from now on; call with no arguments to let all learn.
+
+        Parameters
+        ----------
+        *projections : Projection or str
+            Projections, or their names.
+        """
         self._do("freeze", sorted(self._projection(one).index for one in projections))
 
     # --- Reading -----------------------------------------------------------------------------------------------
@@ -388,11 +410,27 @@ class Simulation:
         return self._executor.leads
 
     def agree(self, make: Callable[[], Value]) -> Value:
-        """Call `make` in the leading process (see `leads`) and return its value in every process."""
+        """Call a function in the leading process only (see `leads`).
+
+        Parameters
+        ----------
+        make : callable
+            Function without arguments.
+
+        Returns
+        -------
+        object
+            What it returned, in every process.
+        """
         return self._do("agree", make)  # type: ignore[no-any-return]
 
     def spikes(self, population: Population | str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the recorded spikes of a population.
+
+        Parameters
+        ----------
+        population : Population or str
+            The population, or its name.
 
         Returns
         -------
@@ -438,21 +476,61 @@ class Simulation:
         )
 
     def state(self, population: Population | str, name: str) -> NDArray[np.generic]:
-        """Return the current values of a state, shape (n,)."""
+        """Return the current values of a state.
+
+        Parameters
+        ----------
+        population : Population or str
+            The population, or its name.
+        name : str
+            Name of a state of its model.
+
+        Returns
+        -------
+        array, shape (n,)
+            Value of each neuron, in the unit that the name ends in.
+        """
         known = self._population_with(population, name)
         return self._do("read_state", known.index, name)  # type: ignore[no-any-return]
 
     def spike_counts(self, population: Population | str) -> NDArray[np.int64]:
-        """Return the number of spikes of each neuron since step 0, recorded or not, shape (n,)."""
+        """Return the number of spikes of each neuron since step 0.
+
+        Parameters
+        ----------
+        population : Population or str
+            The population, or its name.
+
+        Returns
+        -------
+        array of int64, shape (n,)
+            Spikes of each neuron, recorded or not.
+        """
         return self.spike_counts_of([population])[0]
 
     def spike_counts_of(self, populations: Sequence[Population | str]) -> list[NDArray[np.int64]]:
-        """Return `spike_counts` of several populations in one round trip to the workers."""
+        """Return `spike_counts` of several populations in one round trip to the workers.
+
+        Parameters
+        ----------
+        populations : sequence of Population or str
+            Populations, or their names.
+
+        Returns
+        -------
+        list of array
+            `spike_counts` of each population.
+        """
         wanted = [self._population(one).index for one in populations]
         return self._do("read_counts", wanted) if wanted else []
 
     def synapses(self, projection: Projection | str) -> dict[str, NDArray[np.generic]]:
         """Return the synapses of a projection with their current weights.
+
+        Parameters
+        ----------
+        projection : Projection or str
+            The projection, or its name.
 
         Returns
         -------
@@ -465,20 +543,49 @@ class Simulation:
         return self._do("read_synapses", known.index)  # type: ignore[no-any-return]
 
     def weights(self, projection: Projection | str) -> NDArray[np.generic]:
-        """Return the current weights of a projection, sorted by post, then pre.
+        """Return the current weights of a projection.
 
         With TsodyksMarkram a spike delivers the weight times the released fraction, which is not included here.
+
+        Parameters
+        ----------
+        projection : Projection or str
+            The projection, or its name.
+
+        Returns
+        -------
+        array, shape (synapses,)
+            Weights, sorted by post, then pre.
         """
         return self.synapses(projection)["weight"]
 
     def level(self, modulator: str) -> float:
-        """Return the current level of a neuromodulator."""
+        """Return the current level of a neuromodulator.
+
+        Parameters
+        ----------
+        modulator : str
+            Name of a neuromodulator.
+
+        Returns
+        -------
+        float
+            The level.
+        """
         known = self._modulator(modulator)
         level = self._do("level", known.index)
         return float(known.baseline + level)
 
     def release(self, modulator: str, amount: float) -> None:
-        """Add `amount` to the level of a neuromodulator now, for example on a reward."""
+        """Change the level of a neuromodulator now, for example on a reward.
+
+        Parameters
+        ----------
+        modulator : str
+            Name of a neuromodulator.
+        amount : float
+            Change of the level; may be negative.
+        """
         try:
             amount = number(amount, "amount")
         except InvalidType:
@@ -578,6 +685,11 @@ class Simulation:
         Recordings in memory are cleared; recording files must be able to continue from the step of the state. A state
         that cannot be used leaves the simulation unchanged.
 
+        Parameters
+        ----------
+        folder : path
+            Folder that `save` wrote.
+
         Returns
         -------
         dict
@@ -612,12 +724,34 @@ class Simulation:
         return saved_note(found)
 
     def note(self, folder: str | Path) -> dict[str, Any]:
-        """Return the note of a saved state of the same network without restoring the state."""
+        """Return the note of a saved state of the same network without restoring the state.
+
+        Parameters
+        ----------
+        folder : path
+            Folder that `save` wrote.
+
+        Returns
+        -------
+        dict
+            The note.
+        """
         self._open()
         return saved_note(find_state(Path(folder), self.network))
 
     def move(self, placement: Placement) -> None:
-        """Redistribute the neurons over the workers, which changes no result; in one process this does nothing."""
+        """Redistribute the neurons over the workers, which changes no result; in one process this does nothing.
+
+        Parameters
+        ----------
+        placement : Placement
+            Neurons of each worker.
+
+        Raises
+        ------
+        InvalidArgument
+            The placement does not have every neuron once, or splits a Python population.
+        """
         self._open()
         check_placement(self.network, placement, self.workers)
         listeners(self._python_populations, placement)  # raises if the neurons of a Python population would be split

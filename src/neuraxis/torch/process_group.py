@@ -91,12 +91,15 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Examples
     --------
-    In a program that torchrun starts, with `dist` for `torch.distributed`::
+    >>> import torch, torch.distributed, neuraxis.torch
+    >>> torch.distributed.init_process_group("shm", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> values = torch.ones(3)
+    >>> _ = torch.distributed.all_reduce(values)
+    >>> values.tolist()
+    [1.0, 1.0, 1.0]
+    >>> torch.distributed.destroy_process_group()
 
-        dist.init_process_group("shm")
-        values = torch.ones(3)
-        dist.all_reduce(values)
-        dist.destroy_process_group()
+    In a program that torchrun starts, ``init_process_group("shm")`` needs no further arguments.
     """
 
     def __init__(self, store: Any, communicator: Communicator) -> None:
@@ -110,26 +113,44 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # --- names (in camel case for C++) ----------------------------------------------------------
 
     def getBackendName(self) -> str:
+        """Return "shm"."""
         return "shm"
 
     name = getBackendName
 
     def getGroupName(self) -> str:
+        """Return the name that torch has given the group."""
         return self._group_name
 
     def setGroupName(self, name: str) -> None:
+        """Set the name of the group.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        """
         self._group_name = name
 
     def getGroupDesc(self) -> str:
+        """Return the description of the group."""
         return self._group_description
 
     def setGroupDesc(self, description: str) -> None:
+        """Set the description of the group.
+
+        Parameters
+        ----------
+        description : str
+            The description.
+        """
         self._group_description = description
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
     def get_group_store(self) -> Any:
+        """Return the store through which the ranks have found each other."""
         return self._store
 
     @property
@@ -154,13 +175,27 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # --- deadlines ------------------------------------------------------------------------------
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the deadline of every later call."""
+        """Set the deadline of every later call.
+
+        Parameters
+        ----------
+        timeout : timedelta
+            The deadline.
+        """
         self._communicator.set_timeout(seconds_of(timeout))
 
     _set_default_timeout = set_timeout
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; the error on the first rank names the missing ones."""
+        """Wait for all ranks; the error on the first rank names the missing ones.
+
+        Parameters
+        ----------
+        timeout : timedelta, optional
+            Deadline; by default the group's.
+        wait_all_ranks : bool
+            Name all missing ranks instead of the first.
+        """
         limit = None if timeout is None else seconds_of(timeout)
         self._communicator.monitored_barrier(limit, wait_all_ranks)
 
@@ -270,7 +305,22 @@ class ShmProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @_recorded("all_gather")
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Any:
-        """Gather each of several tensors: `output_lists[rank][i]` receives that rank's `input_tensors[i]`."""
+        """Gather each of several tensors: `output_lists[rank][i]` receives that rank's `input_tensors[i]`.
+
+        Parameters
+        ----------
+        output_lists : sequence of lists of Tensor
+            A list for each rank.
+        input_tensors : list of Tensor
+            Tensors of this rank.
+        opts : AllgatherOptions, optional
+            Options of torch; `asyncOp` returns at once.
+
+        Returns
+        -------
+        Work
+            The operation.
+        """
         async_op = _is_async(opts)
         for tensors in (*output_lists, input_tensors):
             _check_cpu(tensors)

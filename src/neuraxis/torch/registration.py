@@ -27,9 +27,9 @@ def register() -> None:
 
     Examples
     --------
-    After `import neuraxis.torch`, which calls it::
-
-        torch.distributed.init_process_group("shm")
+    >>> import torch, neuraxis.torch  # which calls register()
+    >>> "shm" in torch.distributed.Backend.backend_list
+    True
     """
     dist = optional.require("torch.distributed", extra="torch", purpose="the backend shm")
     if not dist.is_available():

@@ -60,7 +60,15 @@ class Mean:
         self.count = 0.0
 
     def update(self, value: Any, n: float = 1) -> None:
-        """Add the mean `value` (a number or one-element tensor) of `n` samples."""
+        """Add the mean of some samples.
+
+        Parameters
+        ----------
+        value : float or Tensor
+            Mean of the samples: a number or a tensor of one element.
+        n : float
+            Number of samples.
+        """
         if n:
             self.total += float(value) * n
             self.count += n
@@ -70,7 +78,18 @@ class Mean:
         return self.total / self.count if self.count else float("nan")
 
     def compute(self, group: Communicator | None = None) -> float:
-        """Return the mean over all ranks of `group` (default: the world), or NaN without samples. Collective."""
+        """Return the mean over all ranks. Collective.
+
+        Parameters
+        ----------
+        group : Communicator, optional
+            The ranks; by default all.
+
+        Returns
+        -------
+        float
+            The mean; NaN without samples.
+        """
         return compute_means({"": self}, group)[""]
 
     def reset(self) -> None:
@@ -388,7 +407,18 @@ class Trainer:
             self.scheduler.step()
 
     def forward(self, batch: Any) -> tuple[Any, Any]:
-        """Return the model's output for a batch, and the target, its last entry. Override for other batch layouts."""
+        """Return the model's output for a batch, and the target. Override for other batch layouts.
+
+        Parameters
+        ----------
+        batch : object
+            Batch of the loader.
+
+        Returns
+        -------
+        tuple
+            Output of the model, and the target: the last entry of the batch.
+        """
         parts = [] if isinstance(batch, Mapping | Tensor) or not isinstance(batch, Iterable) else list(batch)
         if len(parts) < 2:
             raise InvalidArgument(
@@ -400,6 +430,16 @@ class Trainer:
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Return loss and metrics over the batches of all ranks, without training. Collective.
+
+        Parameters
+        ----------
+        loader : iterable
+            Batches of this rank.
+
+        Returns
+        -------
+        dict of str to float
+            Loss and metrics by name.
 
         Raises
         ------
@@ -495,9 +535,23 @@ class Trainer:
             self._checkpointer.save(self.step)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the progress of the training, for a `Checkpointer`.
+
+        Returns
+        -------
+        dict
+            Epoch, step and history.
+        """
         return {"epoch": self.epoch, "step": self.step, "history": [dict(record) for record in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the progress of the training.
+
+        Parameters
+        ----------
+        state : mapping
+            State from `state_dict`.
+        """
         self.epoch, self.step = state["epoch"], state["step"]
         self.history[:] = state["history"]
         self._saved_at = (self.step, self.epoch)
@@ -509,7 +563,18 @@ class Trainer:
         return {"sums": torch.tensor(sums, dtype=torch.float64), "ranks": size, "names": list(self._means)}
 
     def load_step_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore metric sums; those of another number of ranks are averages, which are rescaled to this number."""
+        """Restore metric sums; those of another number of ranks are averages, which are rescaled to this number.
+
+        Parameters
+        ----------
+        state : mapping
+            State from `step_state_dict`.
+
+        Raises
+        ------
+        CheckpointError
+            The state is that of a trainer with other metrics.
+        """
         if state["names"] != list(self._means):
             raise CheckpointError(
                 f"the checkpoint has the metrics {state['names']}, and this trainer {list(self._means)}. "

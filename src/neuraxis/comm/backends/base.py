@@ -54,6 +54,9 @@ class NonMember:
 
     Examples
     --------
+    >>> NonMember((0,), 1, frozenset()).size
+    -1
+
     On rank 1 of two::
 
         group = dist.new_group([0])
@@ -83,7 +86,18 @@ class NonMember:
         check_calls: bool | None = None,
         engine: Any = None,
     ) -> NonMember:
-        """Return a NonMember: this rank is in no subgroup of a group that it is not in."""
+        """Return a NonMember: this rank is in no subgroup of a group that it is not in.
+
+        Parameters
+        ----------
+        ranks, timeout, check_calls, engine
+            Ignored.
+
+        Returns
+        -------
+        NonMember
+            Stand-in for the subgroup.
+        """
         return NonMember(tuple(sorted(self.ranks if ranks is None else ranks)), self._me, self._operations)
 
     def close(self) -> None:

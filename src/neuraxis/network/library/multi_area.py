@@ -78,6 +78,12 @@ class MultiAreaParameters:
     ------
     InvalidArgument
         The arrays do not fit together, or have values that are not possible.
+
+    Examples
+    --------
+    >>> parameters = MultiAreaParameters.generated(areas=2)
+    >>> parameters.K.shape
+    (14, 15)
     """
 
     names: tuple[str, ...]
@@ -146,6 +152,16 @@ class MultiAreaParameters:
     def load(cls, path: str | Path) -> MultiAreaParameters:
         """Read the arrays `names`, `N`, `K`, `W`, `distances` and, if there, `rates_hz` from an .npz file.
 
+        Parameters
+        ----------
+        path : path
+            The file.
+
+        Returns
+        -------
+        MultiAreaParameters
+            The parameters.
+
         Raises
         ------
         InvalidArgument
@@ -163,7 +179,13 @@ class MultiAreaParameters:
         return cls(**found)
 
     def save(self, path: str | Path) -> None:
-        """Write the arrays to an .npz file, which `load` reads."""
+        """Write the arrays to an .npz file, which `load` reads.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        """
         arrays: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         np.savez_compressed(path, **(arrays | {"names": np.array(self.names)}))
 
@@ -180,6 +202,11 @@ class MultiAreaParameters:
             Seed of the areas and paths; that of the network is another.
         areas : int
             Number of areas, at least 2.
+
+        Returns
+        -------
+        MultiAreaParameters
+            The parameters.
 
         Examples
         --------

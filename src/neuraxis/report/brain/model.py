@@ -84,7 +84,18 @@ class LearningCurve:
         return np.asarray((right[ends] - right[starts]) / (ends - starts), np.float64)
 
     def reached_at(self, first: int = 0) -> int | None:
-        """Return the first trial at the end of a full window, from trial `first` on, that reaches the target."""
+        """Return the first trial at the end of a full window, from trial `first` on, that reaches the target.
+
+        Parameters
+        ----------
+        first : int
+            First trial that counts.
+
+        Returns
+        -------
+        int or None
+            Number of the trial; None if the target is not reached.
+        """
         if self.target is None:
             return None
         whole = np.arange(len(self.correct)) >= first + self.window - 1

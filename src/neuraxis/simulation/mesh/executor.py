@@ -114,9 +114,11 @@ class MeshExecutor(ShardedExecutor):
 
     Examples
     --------
-    ::
+    >>> MeshExecutor(Units({"eye": [0], "arm": [1]})).units.names
+    ('eye', 'arm')
 
-        units = Units({"eye": [0], "arm": [1]})
+    Each node is a process of its own, which the simulation starts::
+
         with Simulation(network, executor=MeshExecutor(units)) as simulation:
             simulation.run(1000.0)
     """

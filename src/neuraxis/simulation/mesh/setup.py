@@ -111,7 +111,23 @@ class Units:
         return tuple(self.populations)
 
     def placement(self, network: Network) -> Placement:
-        """Return the neurons of each node; raise if a population is in none or in two of them."""
+        """Return the neurons of each node.
+
+        Parameters
+        ----------
+        network : Network
+            The network.
+
+        Returns
+        -------
+        Placement
+            Neurons of each node.
+
+        Raises
+        ------
+        InvalidArgument
+            A population is in none or in two of the nodes.
+        """
         homes = sorted(index for populations in self.populations.values() for index in populations)
         if homes != list(range(len(network.populations))):
             raise InvalidArgument("units: put every population into exactly one unit")
@@ -121,7 +137,18 @@ class Units:
         )
 
     def topic(self, name: str) -> str:
-        """Return the topic of a node's payloads."""
+        """Return the topic of a node's payloads.
+
+        Parameters
+        ----------
+        name : str
+            Name of a node.
+
+        Returns
+        -------
+        str
+            The topic.
+        """
         return self.topics.get(name, "data")
 
 

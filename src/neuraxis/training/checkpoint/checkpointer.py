@@ -108,7 +108,18 @@ class Checkpointer:
         self.add(**parts)
 
     def add(self, **parts: Stateful) -> None:
-        """Add objects to save; raises as the constructor does."""
+        """Add objects to save.
+
+        Parameters
+        ----------
+        **parts
+            Objects with `state_dict` and `load_state_dict`, by name.
+
+        Raises
+        ------
+        InvalidType
+            An object lacks these methods.
+        """
         for name, part in parts.items():
             if not isinstance(part, Stateful):
                 raise InvalidType(
@@ -136,6 +147,16 @@ class Checkpointer:
 
         A checkpoint of the same step is replaced. A model with ``sync_every > 1`` averages first and counts its steps
         from here, so that a resumed run equals an uninterrupted one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step; a checkpoint of the same step is replaced.
+
+        Returns
+        -------
+        Path
+            Folder of the checkpoint.
 
         Raises
         ------

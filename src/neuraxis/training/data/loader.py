@@ -51,7 +51,36 @@ def shard(
     group: Communicator | None = None,
     **loader_options: Any,
 ) -> ShardLoader:
-    """Return a `ShardLoader`: this rank's batches of a data set. See there for the parameters.
+    """Return a loader of this rank's batches of a data set; see `ShardLoader`.
+
+    Parameters
+    ----------
+    dataset : Dataset, sequence or IterableDataset
+        Data set for a torch DataLoader.
+    batch_size : int
+        Samples per rank and step.
+    shuffle : bool
+        Draw a new order in each epoch.
+    seed : int
+        Seed of the order; the same on all ranks.
+    uneven : {"empty", "short", "drop"}
+        Handling of an incomplete last round.
+    empty : callable, optional
+        Turns a batch of one row into one of 0 rows.
+    group : Communicator, optional
+        Ranks that share the samples; the world by default.
+    **loader_options
+        Options of the DataLoader.
+
+    Returns
+    -------
+    ShardLoader
+        The loader.
+
+    Raises
+    ------
+    InvalidArgument, InvalidType
+        As for `ShardLoader`.
 
     Examples
     --------
@@ -229,9 +258,12 @@ class ShardLoader:
     # --- position ---
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of `epoch`, or where a loaded state is within it.
+        """Start the next iteration at the beginning of an epoch, or where a loaded state is within it.
 
-        Call it with the same value on all ranks.
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0; the same on all ranks.
         """
         if epoch != self._restored:
             self._seek(epoch, 0)
@@ -243,10 +275,23 @@ class ShardLoader:
         self._resumes, self._restored = True, None
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position, for `load_state_dict`.
+
+        Returns
+        -------
+        dict
+            Epoch, position, seed, shuffling and length of the data set.
+        """
         return {**self._sampler.state_dict(), "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where another loader was, on any number of ranks and with any batch size."""
+        """Resume where another loader was, on any number of ranks and with any batch size.
+
+        Parameters
+        ----------
+        state : mapping
+            State from `state_dict`.
+        """
         self._sampler.load_state_dict({**state, "epoch": 0, "position": 0})
         self._begun += 1  # ends a running iteration
         self._seek(state["epoch"], state["position"])

@@ -76,15 +76,31 @@ class ShardSampler(Sampler[int]):  # type: ignore[misc]
         self._restored: int | None = None  # epoch of a loaded state, until an iteration begins
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of `epoch`, or where a loaded state is within it.
+        """Start the next iteration at the beginning of an epoch, or where a loaded state is within it.
 
-        Call it with the same value on all ranks.
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0; the same on all ranks.
         """
         if epoch != self._restored:
             self.seek(epoch, 0)
 
     def seek(self, epoch: int, position: int) -> None:
-        """Start the next iteration at a position of an epoch. Call it with the same values on all ranks."""
+        """Start the next iteration at a position of an epoch. Call it with the same values on all ranks.
+
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch, from 0.
+        position : int
+            Number of samples of that epoch that all ranks together have taken.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such position.
+        """
         if epoch < 0 or not 0 <= position <= self.length:
             raise InvalidArgument(f"epoch {epoch}, position {position}: must be within 0 and {self.length} samples")
         self.epoch, self.position = epoch, position
@@ -106,10 +122,22 @@ class ShardSampler(Sampler[int]):  # type: ignore[misc]
         return len(range(self.position + self.rank, self.length, self.size))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position, for `load_state_dict`.
+
+        Returns
+        -------
+        dict
+            Epoch, position, seed, shuffling and length of the data set.
+        """
         return {name: getattr(self, name) for name in ("epoch", "position", "seed", "shuffle", "length")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where another sampler was, on any number of ranks, with its seed and thus its order.
+
+        Parameters
+        ----------
+        state : mapping
+            State from `state_dict`.
 
         Raises
         ------

@@ -201,7 +201,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     # --- module interface -------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's output for this rank's batch."""
+        """Return the module's output for this rank's batch.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of the module: this rank's batch.
+
+        Returns
+        -------
+        object
+            Output of the module.
+        """
         reducer = self._reducer
         if reducer is None or not _is_grad_enabled():
             return self._forward_alone(args, kwargs)
@@ -265,11 +276,37 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         return self._precision.scaler
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of the wrapped module, without a prefix."""
+        """Return the state of the wrapped module, without a prefix.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As for `torch.nn.Module.state_dict`.
+
+        Returns
+        -------
+        dict
+            State by name of the wrapped module.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state of the module, of a DataParallel or of torch's DistributedDataParallel."""
+        """Load a state of the module, of a DataParallel or of torch's DistributedDataParallel.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            The state.
+        strict : bool
+            Raise if names are missing or unknown.
+        assign : bool
+            Use the tensors of the state instead of copying their values.
+
+        Returns
+        -------
+        NamedTuple
+            Missing and unexpected names, as torch returns them.
+        """
         own = self.module.state_dict().keys()
         if state_dict and all(name.startswith("module.") for name in state_dict) and not state_dict.keys() <= own:
             state_dict = {name.removeprefix("module."): value for name, value in state_dict.items()}
@@ -279,7 +316,22 @@ class DataParallel(nn.Module):  # type: ignore[misc]
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the wrapped module and its submodules under their own names, without this wrapper."""
+        """Yield the wrapped module and its submodules under their own names, without this wrapper.
+
+        Parameters
+        ----------
+        memo : set, optional
+            Modules that were yielded already.
+        prefix : str
+            Prefix of the names.
+        remove_duplicate : bool
+            Yield a module once, even if it is used in several places.
+
+        Yields
+        ------
+        tuple of str and torch.nn.Module
+            Name and module.
+        """
         yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def __getattr__(self, name: str) -> Any:
@@ -522,7 +574,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]
         return state
 
     def load_step_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `step_state_dict`; residuals of other parameters are ignored."""
+        """Restore what the next step needs beyond parameters and optimizer.
+
+        Parameters
+        ----------
+        state : mapping
+            Result of `step_state_dict`; residuals of other parameters are ignored.
+        """
         reducer = self._reducer
         if reducer is not None:
             reducer.discard_accumulated()

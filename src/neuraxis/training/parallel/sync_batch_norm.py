@@ -102,6 +102,18 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         the original, so existing optimizers stay valid, and has its settings, hooks and mode. A layer that is used in
         several places stays one layer.
 
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Module to change.
+        group : Communicator, optional
+            Ranks that share statistics; by default all.
+
+        Returns
+        -------
+        torch.nn.Module
+            The module, or a new one if it is itself a batch norm.
+
         Raises
         ------
         InvalidArgument
@@ -170,6 +182,18 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             )
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalize a batch by the statistics of the batches of all ranks. Collective while training.
+
+        Parameters
+        ----------
+        input : Tensor, shape (batch, channels, ...)
+            Batch of this rank.
+
+        Returns
+        -------
+        Tensor
+            Normalized batch of the same shape.
+        """
         self._check_input_dim(input)
         group = self._group() if self.training else None
         if group is None or group.size == 1:

@@ -92,6 +92,16 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         """Return the module's output on every rank, without gradients. Collective.
 
         Only the rank of the first stage uses the arguments.
+
+        Parameters
+        ----------
+        *args
+            Arguments of the module; only the rank of the first stage uses them.
+
+        Returns
+        -------
+        object
+            Output of the module.
         """
         return self._chain.forward(self._complete(args))
 
@@ -133,7 +143,18 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         }
 
     def gather_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Merge the states of all ranks, by names of the whole module. Collective."""
+        """Merge the states of all ranks, by names of the whole module. Collective.
+
+        Parameters
+        ----------
+        state : dict
+            State of this rank.
+
+        Returns
+        -------
+        dict
+            States of all ranks.
+        """
         return self._chain.gather_state(state)
 
     def parameter_names(self) -> dict[int, str]:
@@ -141,9 +162,21 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         return {id(parameter): self._names[name][0] for name, parameter in self.stage.named_parameters()}
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale gradients so that the norm over all stages is at most `max_norm`; return the norm before. Collective.
+        """Scale gradients so that the norm over all stages is at most `max_norm`. Collective.
 
         (torch's `clip_grad_norm_(pipeline.parameters(), ...)` would only see one stage.)
+
+        Parameters
+        ----------
+        max_norm : float
+            Largest norm.
+        norm_type : float
+            Order of the norm.
+
+        Returns
+        -------
+        Tensor
+            Norm of the gradients before.
         """
         if not max_norm >= 0:
             raise InvalidArgument(f"clip_grad_norm_: max_norm={max_norm} must be 0 or more")
@@ -156,7 +189,13 @@ class Pipeline(nn.Module):  # type: ignore[misc]
         return norm
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load this rank's stage from the state of the whole module."""
+        """Load this rank's stage from the state of the whole module.
+
+        Parameters
+        ----------
+        state : mapping
+            State of the whole module, by its names.
+        """
         missing = [name for name in self.stage.state_dict() if name not in state]
         if missing:
             raise InvalidArgument(f"the state has no {missing[0]!r}. Pass a state of the whole module")

@@ -100,6 +100,18 @@ class ChunkedChannel(ABC):
         self._serves_chunks = False
 
     def serve(self, topic: str, handler: Handler, threads: int) -> None:
+        """Serve requests for a topic.
+
+        Parameters
+        ----------
+        topic : str
+            Name of the topic.
+        handler : callable
+            Function of a message that returns the reply.
+        threads : int
+            Number of requests that are handled at the same time.
+        """
+
         def reply(request: dict[str, Any]) -> Any:
             result = handler(join_tensors(request, self._request_chunks.take))
             return split_tensors(result, self._chunk_bytes, self._reply_chunks.keep)
@@ -111,6 +123,31 @@ class ChunkedChannel(ABC):
         self._serve(topic, reply, threads)
 
     def call(self, to: str, topic: str, value: dict[str, Any], timeout: float) -> Any:
+        """Send a request and return the reply; large tensors travel in chunks.
+
+        Parameters
+        ----------
+        to : str
+            Name of the process that serves.
+        topic : str
+            Name of the topic.
+        value : dict
+            The message.
+        timeout : float
+            Deadline in seconds.
+
+        Returns
+        -------
+        object
+            The reply.
+
+        Raises
+        ------
+        NodeGone
+            The process has left or is not there.
+        RequestTimeout
+            There was no reply in time.
+        """
         request = split_tensors(
             value,
             self._chunk_bytes,
@@ -192,6 +229,11 @@ class RpcChannel(ChunkedChannel):
 
     Examples
     --------
+    >>> from neuraxis.rpc import RpcContext
+    >>> with RpcContext("shm", world_size=1, rank=0) as context, RpcChannel(context) as channel:
+    ...     channel.is_present("rank0")
+    True
+
     In the process of the server, with a context of at least three processes::
 
         channel = RpcChannel(rpc_context)
@@ -205,12 +247,38 @@ class RpcChannel(ChunkedChannel):
         self.name = context.name
 
     def announce(self) -> None:
-        pass  # visible since its context was initialized
+        """Do nothing: a context is visible since it was initialized."""
 
     def is_present(self, name: str) -> bool:
+        """Return True if a process can be called.
+
+        Parameters
+        ----------
+        name : str
+            Name of a process.
+
+        Returns
+        -------
+        bool
+            True if it can.
+        """
         return name in self._context.names()
 
     def wait_for(self, name: str, timeout: float) -> bool:
+        """Wait until a process can be called.
+
+        Parameters
+        ----------
+        name : str
+            Name of a process.
+        timeout : float
+            Longest time to wait, in seconds.
+
+        Returns
+        -------
+        bool
+            True if it can.
+        """
         return not self._context.wait_for([name], timeout)
 
     def _serve(self, topic: str, handler: Handler, threads: int) -> None:

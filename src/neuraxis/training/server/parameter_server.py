@@ -81,10 +81,16 @@ class ParameterServer:
 
     Examples
     --------
-    In one process::
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 1)
+    >>> with ParameterServer(model, torch.optim.SGD(model.parameters(), 0.1), name="example") as server:
+    ...     server.members()
+    {}
+
+    A server calls ``run``, which returns when the workers have left::
 
         with ParameterServer(model, torch.optim.SGD(model.parameters(), 0.1), workers=2) as server:
-            server.run()  # until the workers have left
+            server.run()
 
     In the other processes::
 

@@ -86,7 +86,24 @@ class ServerWorker:
 
     Examples
     --------
-    ::
+    One step, with the server in a thread:
+
+    >>> import torch
+    >>> from threading import Thread
+    >>> from neuraxis.training import ParameterServer
+    >>> served, model = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(served.parameters(), 0.1)
+    >>> with ParameterServer(served, optimizer, name="served") as server:
+    ...     running = Thread(target=server.run)
+    ...     running.start()
+    ...     with ServerWorker(model, server="served") as worker:
+    ...         model(torch.ones(2, 3)).sum().backward()
+    ...         _ = worker.step()
+    ...         worker.version
+    ...     running.join()
+    1
+
+    In a loop::
 
         with ServerWorker(model) as worker:
             for x, y in batches:
@@ -160,6 +177,11 @@ class ServerWorker:
 
     def pull(self) -> int:
         """Receive the server's parameters as soon as this worker may proceed, and return their version.
+
+        Returns
+        -------
+        int
+            Version of the parameters.
 
         Raises
         ------
