@@ -1,4 +1,4 @@
-"""What goes wrong in the description of a model's constants and values is an error that names the model and the line."""
+"""Mistakes in a model's constants and values are errors that name the model and the line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_function_that_takes_something_else(constants: Any, words: str) -> Non
     [
         (
             lambda p, dt_ms: {"leak": p["tau"]},
-            "^leaky, .*, line .*: constants: no parameter 'tau'; did you mean 'tau_ms'",
+            "^leaky, .*: constants: no parameter 'tau'; did you mean 'tau_ms'",
         ),
         (lambda p, dt_ms: {"leak": dt_ms / (p["tau_ms"] - 10.0)}, "raised ZeroDivisionError: .*dt_ms=0.1, tau_ms=10"),
         (lambda p, dt_ms: {"leak": p.tau_ms}, "raised AttributeError: "),
@@ -63,7 +63,7 @@ def test_a_function_that_fails(constants: Callable[..., Any], words: str) -> Non
 
 def test_the_line_in_the_function_is_named() -> None:
     line = by_index.__code__.co_firstlineno + 1
-    with pytest.raises(InvalidArgument, match=f"test_constants_errors.py, line {line}: "):
+    with pytest.raises(InvalidArgument, match=rf"test_constants_errors\.py, line {line}: "):
         used(leaky(constants=by_index))
 
 
@@ -123,13 +123,11 @@ def test_equations_that_divide_by_zero(text: str, words: str) -> None:
 
 def test_equations_that_a_neuron_divides_by_zero() -> None:
     model = equations("dv/dt = -v/tau : 1\ntau = 1*ms : ms", threshold="v > 1", reset="v = 0", name="mine")
-    with pytest.raises(InvalidArgument, match="neuron 1: equations, line 1 .* with tau_ms=0"):
+    with pytest.raises(InvalidArgument, match=r"neuron 1: equations, line 1 .* with tau_ms=0"):
         used(model(tau_ms=[1.0, 0.0, 2.0]))
 
 
 @pytest.mark.parametrize("terms", [150, 3000])
 def test_a_sum_of_very_many_terms(terms: int) -> None:
-    with pytest.raises(
-        InvalidArgument, match="line 1 .*an expression of more than 100 levels. Give parts of it a name"
-    ):
+    with pytest.raises(InvalidArgument, match=r"line 1 .*an expression of more than 100 levels. Give parts"):
         equations(f"dv/dt = ({' + '.join(['v'] * terms)})/ms : 1", threshold="v > 1", reset="v = 0")

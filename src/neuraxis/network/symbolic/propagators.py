@@ -189,6 +189,5 @@ class ModelConstants:
         involved = zero or self._divisors
         values = " and ".join(f"{one}={parameters[one]:g}" for one in involved if not np.ndim(parameters[one]))
         place = next(iter(involved.values()))
-        return place.refuse(
-            f"{self._model}: a division by 0, with {values or next(iter(involved))}. Give another value."
-        )
+        which = values or next(iter(involved))
+        return place.refuse(f"{self._model}: a division by 0, with {which}. Give another value.")
