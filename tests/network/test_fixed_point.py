@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.fixed_point import (
     Contribution,
+    ReceptorInputs,
     check_range,
     choose_exponent,
     choose_scales,
@@ -124,6 +125,36 @@ def test_a_range_beyond_four_accumulators_is_refused_and_names_both_projections(
     assert len(choose_scales(far_apart[:4]).exponents) == 4
     with pytest.raises(InvalidArgument, match=r"'ex' of population 'E'.*'w4'.*1e-28.*'w0' of up to 1 .*receptor"):
         check_range("E", "ex", far_apart)
+
+
+@given(contributions, st.randoms())
+def test_one_after_the_other_and_in_any_order_need_the_same(given_ones, random):
+    inputs = ReceptorInputs()
+    try:
+        for index, one in enumerate(given_ones):
+            inputs.add(("projection", index), one)
+    except InvalidArgument:
+        return
+    scales = choose_scales(given_ones)
+    assert (inputs.exponents, inputs.proven) == (scales.exponents, scales.proven)
+    assert [inputs.accumulator_of(("projection", i)) for i in range(len(given_ones))] == list(scales.places)
+    assert inputs.accumulator_of(("poisson", 0)) == 0
+    if len(scales.exponents) == 1:
+        assert choose_scales(random.sample(given_ones, len(given_ones))).exponents == scales.exponents
+
+
+def test_what_cannot_be_added_changes_nothing():
+    inputs = ReceptorInputs()
+    inputs.add(("projection", 0), Contribution("strong", 1.0, 1.0, 1e5))
+    before = inputs.exponents
+    copied = inputs.copy()
+    for index in range(2):
+        with pytest.raises(InvalidArgument, match=r"'weak'.*64 accumulators, and 63 are the most"):
+            inputs.add(("poisson", index), Contribution("'weak'", 1e-7, 1e-7, 1), taken=62)
+        assert inputs.exponents == before
+    copied.add(("poisson", 0), Contribution("'weak'", 1e-7, 1e-7, 1))
+    assert (len(copied.exponents), copied.accumulator_of(("poisson", 0))) == (2, 1)
+    assert (inputs.exponents, inputs.accumulator_of(("poisson", 0))) == (before, 0)
 
 
 @pytest.mark.parametrize(("count", "p"), [(1000, 1.0), (100_000, 0.01), (50, 1.0), (10**6, 1e-4)])

@@ -148,6 +148,19 @@ def test_weights_that_no_scale_holds_are_refused_at_the_call():
     assert network == same
 
 
+def test_a_copy_has_accumulators_of_its_own():
+    network = Network()
+    cells = network.population("cells", 10, one_receptor)
+    network.connect(cells, cells, FixedInDegree(1000), 1.0)
+    copied, before = network.copy(), network.accumulators("cells")
+    copied.connect("cells", "cells", FixedInDegree(1000), 1e-6)
+    assert len(copied.accumulators("cells")) == 2
+    assert network.accumulators("cells") == before
+    network.connect(cells, cells, FixedInDegree(1000), 1e-6)
+    assert network == copied
+    assert network.accumulators("cells") == copied.accumulators("cells") == copy.deepcopy(network).accumulators("cells")
+
+
 def test_a_neuron_has_no_more_accumulators_than_tables_have_room_for():
     receptors = tuple(f"r{i}" for i in range(32))
     source = f"def many({', '.join(('v', *receptors))}):\n    return False, v + {' + '.join(receptors)}\n"

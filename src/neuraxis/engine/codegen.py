@@ -43,6 +43,7 @@ __all__ = [
     "cache_folder",
     "generated_poisson",
     "generated_update",
+    "model_key",
     "poisson_function",
     "typed_function",
     "update_function",
@@ -178,8 +179,25 @@ def update_function(
 def generated_update(
     model: NeuronModel, layout: BlockLayout, constants: dict[str, float | int], extra: tuple[int, ...] = ()
 ) -> Generated:
-    """Return the source of `update_function`."""
-    return Generated(model.name, _update_source(model, layout, constants, extra), "update", _UPDATE)
+    """Return the source of `update_function`; the same object for populations that the same code can update."""
+    key = (model.name, model.dt_ms, model_key(model, constants), layout, extra)
+    if key not in _updates:
+        _updates[key] = Generated(model.name, _update_source(model, layout, constants, extra), "update", _UPDATE)
+    return _updates[key]
+
+
+_updates: dict[tuple[object, ...], Generated] = {}
+
+
+def model_key(model: NeuronModel, constants: Mapping[str, float | int]) -> tuple[object, ...]:
+    """Return a key that is equal for models that the same code can run; `constants` are those of `model.values`."""
+    kinds = tuple((name, isinstance(value, int)) for name, value in constants.items())
+    states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
+    used = tuple(sorted((name, repr(value)) for name, value in model.globals_used.items()))
+    rows = tuple((name, row.is_integer) for name, row in model.rows.items())
+    taken = tuple(one for one in model.arguments if model.takes(one))
+    inputs = (model.receptors, model.rate_inputs)
+    return (model.source, model.arguments, states, inputs, kinds, tuple(model.signals), used, rows, taken)
 
 
 def poisson_function(usual: int, thresholds: int) -> Any:

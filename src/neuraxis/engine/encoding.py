@@ -11,6 +11,7 @@ each target gets:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ class EncodedDistribution:
 
     @classmethod
     def of(cls, distribution: Distribution) -> EncodedDistribution:
+        """Return the encoded distribution; the same object for equal ones, often."""
+        return cls._of(distribution) if isinstance(distribution, Values) else _encoded(distribution)
+
+    @classmethod
+    def _of(cls, distribution: Distribution) -> EncodedDistribution:
         values = np.zeros(0)
         low, high, redraw = -np.inf, np.inf, 0.0
         if isinstance(distribution, Constant):
@@ -85,10 +91,15 @@ class EncodedDistribution:
                 kind, a, b = drawing.NORMAL, distribution.mean, distribution.sd
             elif isinstance(distribution, LogNormal):
                 kind, a, b = drawing.LOG_NORMAL, distribution.mu, distribution.sigma
-        return cls(kind, np.array([a, b, low, high, redraw]), values)
+        return cls(kind, np.array([a, b, low, high, redraw]) + 0.0, values)  # no -0.0, which equals 0.0
 
 
-@dataclass(frozen=True)
+@lru_cache(maxsize=1024)
+def _encoded(distribution: Distribution) -> EncodedDistribution:
+    return EncodedDistribution._of(distribution)
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedRule:
     """A rule for the targets of one slice; see `synapses.draw_row`."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -323,7 +324,14 @@ def as_distribution(value: Any, name: str) -> Distribution:
         return Values(float_array(value, name))
     if isinstance(value, type) or value is None or isinstance(value, str):
         raise InvalidType(f"{name}={value!r}: a number, an array or a distribution is expected")
-    return Constant(number(value, name))
+    checked = number(value, name)
+    return _constant(checked) if checked else Constant(checked)  # 0.0 equals -0.0, but has other bits
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: float) -> Constant:
+    """Return a constant that descriptions can share: large networks have the same number in many places."""
+    return Constant(value)
 
 
 def _cut(kind: str, low: object, high: object, outside: object) -> dict[str, object]:

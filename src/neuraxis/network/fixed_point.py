@@ -23,6 +23,7 @@ No sum can therefore overflow while a network runs, whichever neurons fire toget
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ __all__ = [
     "WIDE_SUMS",
     "Contribution",
     "FixedPoint",
+    "Origin",
+    "ReceptorInputs",
     "Scales",
     "check_range",
     "choose_exponent",
@@ -46,6 +49,8 @@ FEWEST_BITS = 8  # for a source that has an accumulator of its own
 
 # Per receptor. Four of them span more than the range of float32.
 MOST_ACCUMULATORS = 4
+
+LARGEST_ACCUMULATORS = 63  # per neuron; limited by the layout of the synapse tables
 
 # A sum exceeds `likely_sum` with probability exp(-UNLIKELY).
 UNLIKELY = 100.0
@@ -77,7 +82,7 @@ SUMS = FixedPoint(sum_bits=31, lowest_bits=12, enough_bits=20, lowest_exponent=-
 WIDE_SUMS = FixedPoint(sum_bits=62, lowest_bits=32, enough_bits=52, lowest_exponent=-120)  # of networks in float64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """Largest contribution of one projection or input to a receptor of one neuron in one step.
 
@@ -152,40 +157,98 @@ def likely_sum(mean_count: float, typical: float, largest: float) -> float:
 
 def choose_scales(contributions: Sequence[Contribution], sums: FixedPoint = SUMS) -> Scales:
     """Return the accumulators of a receptor; raise if no accumulators can represent the weights."""
-    everywhere = (0,) * len(contributions)
-    relevant = [place for place, one in enumerate(contributions) if one.matters]
-    if not relevant:
-        return Scales((0,), everywhere, True)
-    for proven in (True, False):
-        exponent = _exponent([contributions[place] for place in relevant], proven, sums)
-        if exponent is not None:
-            return Scales((exponent,), everywhere, proven)
-    # Group the sources from the strongest to the weakest; a source that would lose precision starts a new group.
-    relevant.sort(key=lambda place: (-contributions[place].typical, place))
-    groups: list[list[int]] = []
-    for place in relevant:
-        grown = [*groups[-1], place] if groups else [place]
-        if groups and _exponent([contributions[one] for one in grown], False, sums) is not None:
-            groups[-1] = grown
+    everything = _Group()
+    for one in contributions:
+        everything = everything.with_one(one)
+    exponents, proven = everything.one_accumulator(sums)
+    if exponents:
+        return Scales(exponents, (0,) * len(contributions), proven)
+    return _several_accumulators(contributions, sums)
+
+
+Origin = tuple[str, int]
+"""Where a contribution comes from: ("projection" or "poisson", index)."""
+
+
+class ReceptorInputs:
+    """Everything that can arrive at one receptor, and the accumulators that it needs.
+
+    Adding takes the same time for any number of contributions, as long as one accumulator holds them.
+
+    Parameters
+    ----------
+    sums : FixedPoint
+        The integers in which weights are summed.
+
+    Examples
+    --------
+    >>> inputs = ReceptorInputs()
+    >>> inputs.add(("projection", 0), Contribution("projection 'E->E'", typical=1.0, largest=1.0, count=100))
+    >>> inputs.exponents, inputs.accumulator_of(("projection", 0))
+    ((-20,), 0)
+    """
+
+    def __init__(self, sums: FixedPoint = SUMS) -> None:
+        self._sums = sums
+        self._contributions: list[Contribution] = []
+        self._positions: dict[Origin, int] = {}
+        self._everything = _Group()
+        self._scales = Scales((0,), (), True)  # with one accumulator, the places are left out
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        """Exponent of each accumulator."""
+        return self._scales.exponents
+
+    @property
+    def proven(self) -> bool:
+        """True if no sum can overflow, whatever is drawn."""
+        return self._scales.proven
+
+    def copy(self) -> ReceptorInputs:
+        """Return an independent copy."""
+        other = copy.copy(self)
+        other._contributions, other._positions = list(self._contributions), dict(self._positions)
+        return other
+
+    def accumulator_of(self, origin: Origin) -> int:
+        """Return the index of the accumulator of a contribution; 0 if nothing arrives from there."""
+        if len(self._scales.exponents) == 1 or origin not in self._positions:
+            return 0
+        return self._scales.places[self._positions[origin]]
+
+    def add(self, origin: Origin, contribution: Contribution, taken: int = 0) -> None:
+        """Add a contribution.
+
+        Parameters
+        ----------
+        origin : tuple of (str, int)
+            Where it comes from.
+        contribution : Contribution
+            What can arrive.
+        taken : int
+            Accumulators of the other receptors of a neuron.
+
+        Raises
+        ------
+        InvalidArgument
+            No accumulators can represent the weights, or too many would be needed. Nothing is added.
+        """
+        everything = self._everything.with_one(contribution)
+        exponents, proven = everything.one_accumulator(self._sums)
+        if exponents:
+            scales = Scales(exponents, (), proven)
         else:
-            groups.append([place])
-    if len(groups) > MOST_ACCUMULATORS:
-        strongest, weakest = contributions[relevant[0]], contributions[relevant[-1]]
-        raise InvalidArgument(
-            f"{weakest.source}: weights of about {weakest.typical:g} and those of {strongest.source} of up to "
-            f"{strongest.largest:g} are too far apart for one receptor; use another receptor for some of them"
-        )
-    exponents, places, proven = [], [0] * len(contributions), True
-    for number, group in enumerate(groups):
-        members = [contributions[one] for one in group]
-        chosen = _exponent(members, False, sums)
-        exponents.append(_coarse_exponent(members[0], sums) if chosen is None else chosen)
-        rounding = 2.0**-FEWEST_BITS if chosen is None else sums.rounding
-        largest_sum = (1 + rounding) * math.fsum(one.most for one in members)
-        proven = proven and largest_sum < sums.limit * 2.0 ** exponents[-1]
-        for one in group:
-            places[one] = number
-    return Scales(tuple(exponents), tuple(places), proven)
+            scales = _several_accumulators([*self._contributions, contribution], self._sums)
+        needed = taken + len(scales.exponents)
+        if needed > LARGEST_ACCUMULATORS:
+            raise InvalidArgument(
+                f"with {contribution.source} a neuron needs {needed} accumulators, and {LARGEST_ACCUMULATORS} are the "
+                "most. Use weights closer to each other."
+            )
+        self._everything, self._scales = everything, scales
+        self._positions[origin] = len(self._contributions)
+        self._contributions.append(contribution)
 
 
 def choose_exponent(contributions: Iterable[Contribution]) -> int:
@@ -247,19 +310,90 @@ def poisson_count_bound(rate_hz: float, dt_ms: float) -> float:
     return mean + 12 * math.sqrt(mean) + 30 if mean > 0 else 0.0
 
 
-def _exponent(relevant: Sequence[Contribution], proven: bool, sums: FixedPoint) -> int | None:
-    """Return the smallest safe exponent, or None; with `proven` it is safe whatever is drawn."""
-    weakest = min(relevant, key=lambda one: one.typical)
-    if weakest.typical <= 0:
-        raise InvalidArgument(f"{weakest.source}: a typical weight of {weakest.typical}: must be above 0")
-    total = (1 + sums.rounding) * math.fsum(one.most if proven else min(one.likely, one.most) for one in relevant)
-    finest = _floor_log2(weakest.typical) - sums.enough_bits
-    coarsest = finest + sums.enough_bits - sums.lowest_bits
-    safe = _floor_log2(total) + 2 - sums.sum_bits  # the sum is below half of the limit
-    exponent = max(finest, safe)
-    if exponent - 1 == coarsest:
-        exponent = coarsest  # the sum is below the limit
-    return None if exponent > coarsest else _checked(exponent, weakest, sums)
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Contributions that share an accumulator: the weakest of them, and the exact sums of what can arrive."""
+
+    weakest: Contribution | None = None
+    most: tuple[float, ...] = ()  # summands of the largest possible sum, see `_added`
+    likely: tuple[float, ...] = ()  # ... of the largest likely sum
+
+    def with_one(self, one: Contribution) -> _Group:
+        """Return the group with one more; what delivers nothing does not count."""
+        if not one.matters:
+            return self
+        weakest = one if self.weakest is None or one.typical < self.weakest.typical else self.weakest
+        return _Group(weakest, _added(self.most, one.most), _added(self.likely, min(one.likely, one.most)))
+
+    def one_accumulator(self, sums: FixedPoint) -> tuple[tuple[int, ...], bool]:
+        """Return the exponent and if it is safe whatever is drawn; no exponent if one accumulator is not enough."""
+        if self.weakest is None:
+            return (0,), True
+        for proven in (True, False):
+            exponent = self.exponent(proven, sums)
+            if exponent is not None:
+                return (exponent,), proven
+        return (), False
+
+    def exponent(self, proven: bool, sums: FixedPoint) -> int | None:
+        """Return the smallest safe exponent, or None; with `proven` it is safe whatever is drawn."""
+        weakest = self.weakest
+        assert weakest is not None
+        if weakest.typical <= 0:
+            raise InvalidArgument(f"{weakest.source}: a typical weight of {weakest.typical}: must be above 0")
+        total = (1 + sums.rounding) * math.fsum(self.most if proven else self.likely)
+        finest = _floor_log2(weakest.typical) - sums.enough_bits
+        coarsest = finest + sums.enough_bits - sums.lowest_bits
+        safe = _floor_log2(total) + 2 - sums.sum_bits  # the sum is below half of the limit
+        exponent = max(finest, safe)
+        if exponent - 1 == coarsest:
+            exponent = coarsest  # the sum is below the limit
+        return None if exponent > coarsest else _checked(exponent, weakest, sums)
+
+
+def _added(summands: tuple[float, ...], value: float) -> tuple[float, ...]:
+    """Return summands with the same exact sum as the given ones and `value`, usually one or two (Shewchuk 1997)."""
+    kept = []
+    for other in summands:
+        if abs(value) < abs(other):
+            value, other = other, value
+        total = value + other
+        rest = other - (total - value)
+        if rest:
+            kept.append(rest)
+        value = total
+    return (*kept, value) if math.isfinite(value) else (math.inf,)
+
+
+def _several_accumulators(contributions: Sequence[Contribution], sums: FixedPoint) -> Scales:
+    """Return accumulators with different exponents, shared by sources of similar weights."""
+    # Group the sources from the strongest to the weakest; a source that would lose precision starts a new group.
+    relevant = [place for place, one in enumerate(contributions) if one.matters]
+    relevant.sort(key=lambda place: (-contributions[place].typical, place))
+    groups: list[_Group] = []
+    places = [0] * len(contributions)
+    for place in relevant:
+        one = contributions[place]
+        if groups and (grown := groups[-1].with_one(one)).exponent(False, sums) is not None:
+            groups[-1] = grown
+        else:
+            groups.append(_Group().with_one(one))
+        places[place] = len(groups) - 1
+    if len(groups) > MOST_ACCUMULATORS:
+        strongest, weakest = contributions[relevant[0]], contributions[relevant[-1]]
+        raise InvalidArgument(
+            f"{weakest.source}: weights of about {weakest.typical:g} and those of {strongest.source} of up to "
+            f"{strongest.largest:g} are too far apart for one receptor; use another receptor for some of them"
+        )
+    exponents, proven = [], True
+    for group in groups:
+        assert group.weakest is not None
+        chosen = group.exponent(False, sums)
+        exponents.append(_coarse_exponent(group.weakest, sums) if chosen is None else chosen)
+        rounding = 2.0**-FEWEST_BITS if chosen is None else sums.rounding
+        largest_sum = (1 + rounding) * math.fsum(group.most)
+        proven = proven and largest_sum < sums.limit * 2.0 ** exponents[-1]
+    return Scales(tuple(exponents), tuple(places), proven)
 
 
 def _coarse_exponent(one: Contribution, sums: FixedPoint) -> int:

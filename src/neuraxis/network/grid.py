@@ -12,6 +12,7 @@ one step and has no `low` gets one step as `low`; the engine reports the part of
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,8 @@ def whole_steps(time_ms: object, dt_ms: float, name: str = "time_ms") -> int:
 def as_delay(value: Any, dt_ms: float, name: str) -> Distribution:
     """Return the distribution of a delay in ms, limited to one step or more; raise if that is not possible."""
     delay = as_distribution(value, name)
+    if isinstance(delay, Constant) and _is_valid_delay(delay.value, dt_ms):
+        return delay
     if isinstance(delay, Values) and not len(delay):
         return delay
     low, high = delay.bounds()
@@ -218,8 +221,23 @@ def as_delay(value: Any, dt_ms: float, name: str) -> Distribution:
 
 def delay_bounds_steps(delay: Distribution, dt_ms: float) -> tuple[int, int]:
     """Return the shortest and the longest delay of a distribution made by `as_delay`, in steps."""
+    if isinstance(delay, Constant):
+        steps = max(1, _constant_steps(delay.value, dt_ms))
+        return steps, steps
     low, high = delay.bounds()
     # Another order of operations may round a bound half way between two steps to either of them.
-    slack = 0.0 if isinstance(delay, Constant) else STEP_TOLERANCE * dt_ms
+    slack = STEP_TOLERANCE * dt_ms
     lowest, highest = to_steps(max(low - slack, 0.0), dt_ms, "delay_ms"), to_steps(high + slack, dt_ms, "delay_ms")
     return max(1, lowest), max(1, highest)
+
+
+@lru_cache(maxsize=4096)
+def _is_valid_delay(ms: float, dt_ms: float) -> bool:
+    """Return True for a number of steps that a delay can have, without rounding."""
+    steps = ms / dt_ms + 0.5
+    return 1 <= int(steps) <= HIGHEST_CONSTANT_STEPS and not _misses(ms / dt_ms, int(steps))
+
+
+@lru_cache(maxsize=4096)
+def _constant_steps(ms: float, dt_ms: float) -> int:
+    return to_steps(max(ms, 0.0), dt_ms, "delay_ms")

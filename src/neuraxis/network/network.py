@@ -20,9 +20,8 @@ from neuraxis.network.fixed_point import (
     WIDE_SUMS,
     Contribution,
     FixedPoint,
-    Scales,
-    check_range,
-    choose_scales,
+    Origin,
+    ReceptorInputs,
     poisson_count_bound,
 )
 from neuraxis.network.grid import (
@@ -55,7 +54,6 @@ LARGEST_NEURON_COUNT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_STEP = 2**31 - 2
 PRECISIONS = ("float32", "float64")
-LARGEST_ACCUMULATORS = 63  # per neuron; limited by the layout of the synapse tables
 
 # For larger means exp(-mean) is below the range of the engine's random numbers.
 LARGEST_POISSON_MEAN = 500
@@ -109,8 +107,8 @@ class Network:
         self._modulations: list[Modulation] = []
         self._rhythms: dict[str, Rhythm] = {}
         # By (index of the population, receptor): what can arrive in one step, which determines the scales of the
-        # accumulators. Each entry starts with its origin: ("projection" or "poisson", index).
-        self._contributions: dict[tuple[int, str], list[tuple[tuple[str, int], Contribution]]] = {}
+        # accumulators.
+        self._receptor_inputs: dict[tuple[int, str], ReceptorInputs] = {}
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_final = False
 
@@ -119,7 +117,7 @@ class Network:
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict):
-                setattr(other, name, {k: list(v) if isinstance(v, list) else v for k, v in value.items()})
+                setattr(other, name, {k: v.copy() if isinstance(v, ReceptorInputs) else v for k, v in value.items()})
             elif isinstance(value, list):
                 setattr(other, name, list(value))
         return other
@@ -690,7 +688,7 @@ class Network:
         """Return the fixed-point exponent of a receptor's first accumulator."""
         target = self._known(population, "population")
         one_of(receptor, "receptor", target.model.receptors)
-        return self._scales(target, receptor).exponents[0]
+        return self._inputs_of(target, receptor).exponents[0]
 
     def accumulators(self, population: Population | str) -> tuple[Accumulator, ...]:
         """Return the integers of each neuron of a population in which weights are summed.
@@ -700,7 +698,7 @@ class Network:
         """
         target = self._known(population, "population")
         receptors = target.model.receptors
-        scales = [self._scales(target, receptor) for receptor in receptors]
+        scales = [self._inputs_of(target, receptor) for receptor in receptors]
         first = [Accumulator(r, one.exponents[0], one.proven) for r, one in enumerate(scales)]
         return (*first, *(Accumulator(r, e, one.proven) for r, one in enumerate(scales) for e in one.exponents[1:]))
 
@@ -708,19 +706,17 @@ class Network:
         """Return (index, exponent) of the target's accumulator that a projection or input adds to."""
         target = given.post if isinstance(given, Projection) else given.population
         kind = "projection" if isinstance(given, Projection) else "poisson"
-        known = [key for key, _ in self._contributions.get((target.index, given.receptor), ())]
-        scales = self._scales(target, given.receptor)
-        number = scales.places[known.index((kind, given.index))] if (kind, given.index) in known else 0
+        inputs = self._inputs_of(target, given.receptor)
+        number = inputs.accumulator_of((kind, given.index))
         receptors = target.model.receptors
         place = receptors.index(given.receptor)
         if number:
-            extra = [len(self._scales(target, one).exponents) - 1 for one in receptors[:place]]
+            extra = [len(self._inputs_of(target, one).exponents) - 1 for one in receptors[:place]]
             place = len(receptors) + sum(extra) + number - 1
-        return place, scales.exponents[number]
+        return place, inputs.exponents[number]
 
-    def _scales(self, population: Population, receptor: str) -> Scales:
-        given = self._contributions.get((population.index, receptor), ())
-        return choose_scales([one for _, one in given], self._sums)
+    def _inputs_of(self, population: Population, receptor: str) -> ReceptorInputs:
+        return self._receptor_inputs.get((population.index, receptor)) or ReceptorInputs(self._sums)
 
     @property
     def _sums(self) -> FixedPoint:
@@ -746,7 +742,11 @@ class Network:
         return self._content() == other._content()
 
     def _content(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__getstate__().items() if name != "_checks_finite"}
+        return {
+            name: value
+            for name, value in self.__getstate__().items()
+            if name not in ("_checks_finite", "_receptor_inputs")
+        }
 
     # --- checks that depend on the content ---
 
@@ -814,23 +814,19 @@ class Network:
             set_fields(given, stop_ms=on_grid(given.stop_ms, self._dt_ms, f"{what}: stop_ms"))
 
     def _add_contribution(
-        self, population: Population, receptor: str, of: tuple[str, int], contribution: Contribution
+        self, population: Population, receptor: str, origin: Origin, contribution: Contribution
     ) -> None:
         """Register what can arrive at a receptor; raise if no accumulators can represent it."""
         if not contribution.matters:
             return
-        key = (population.index, receptor)
-        contributions = [*self._contributions.get(key, ()), (of, contribution)]
-        check_range(population.name, receptor, [one for _, one in contributions], self._sums)
-        needed = len(choose_scales([one for _, one in contributions], self._sums).exponents) + sum(
-            len(self._scales(population, one).exponents) for one in population.model.receptors if one != receptor
-        )
-        if needed > LARGEST_ACCUMULATORS:
-            raise InvalidArgument(
-                f"population {population.name!r}: with {contribution.source} its receptors need {needed} accumulators, "
-                f"and {LARGEST_ACCUMULATORS} are the most. Use weights closer to each other."
-            )
-        self._contributions[key] = contributions
+        inputs = self._inputs_of(population, receptor)
+        others = [one for one in population.model.receptors if one != receptor]
+        taken = sum(len(self._inputs_of(population, one).exponents) for one in others)
+        try:
+            inputs.add(origin, contribution, taken)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"receptor {receptor!r} of population {population.name!r}: {error}") from None
+        self._receptor_inputs[population.index, receptor] = inputs
 
 
 @dataclass(frozen=True)

@@ -119,20 +119,25 @@ class Projection:
     @property
     def has_changing_weights(self) -> bool:
         """True if the weights themselves change; short-term plasticity does not change them."""
-        return self.pairing is not None or self.scaling is not None
+        return bool(self.plasticity) and (self.pairing is not None or self.scaling is not None)
 
     @property
     def largest_weight(self) -> float:
         """Largest magnitude that a weight can have, initially or after learning."""
         low, high = self.weight.bounds()
-        limits = [rule.w_max for rule in (self.pairing, self.scaling) if rule is not None]
+        limits = [rule.w_max for rule in self.plasticity if isinstance(rule, STDP | RewardSTDP | HomeostaticScaling)]
         return max(-low, high, *limits, 0.0)
+
+    @property
+    def typical_weight(self) -> float:
+        """Mean magnitude of the initial weights; for plastic weights that start at zero, the largest."""
+        # The only known size of weights that start at zero is the one that they can grow to.
+        largest = self.largest_weight
+        return min(self.weight.expected_magnitude() or largest, largest)
 
     def contribution(self) -> Contribution:
         """Return what can arrive at one target in one step; each synapse delivers at most one spike in a step."""
-        # Plastic weights that start at zero: the only known size is the one that they can grow to.
-        largest = self.largest_weight
-        typical = min(self.weight.expected_magnitude() or largest, largest)
+        largest, typical = self.largest_weight, self.typical_weight
         count = self.rule.largest_in_degree(self.pre.n, self.post.n)
         return Contribution(f"projection {self.name!r}", typical, largest, count, self._likely_sum(typical, largest))
 

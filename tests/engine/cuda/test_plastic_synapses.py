@@ -15,6 +15,7 @@ from neuraxis.engine.cuda.device import Memory, Program
 from neuraxis.engine.cuda.grid import Grid, first_places, lay_out
 from neuraxis.engine.cuda.plastic import PlasticTables, build_plastic_tables, draw_plastic
 from neuraxis.engine.cuda.program import build_source
+from neuraxis.engine.cuda.synapses import DeviceBuildTally
 from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.placement import Slice
 from neuraxis.network import (
@@ -136,7 +137,8 @@ def assert_cut_by_block(
     device, program = twin
     empty = describe_plastic_table(network, table.projection, table.accumulators)
     grid = grid_of(network, parts, blocks)
-    made = draw_plastic(network, empty, parts, grid, device, program, BuildTally(network))
+    tally = DeviceBuildTally(network, BuildTally(network), device)
+    made = draw_plastic(network, empty, parts, grid, device, program, tally)
     place = first_places(parts)[table.projection.post.index] + table.targets.astype(np.int64)
     order = np.argsort(place % blocks, kind="stable")
     segment = np.repeat(np.arange(table.segments), np.diff(table.index[:-1].astype(np.int64)))

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from neuraxis.compiled import compiled
 from neuraxis.engine import tables as w
 from neuraxis.engine.codegen import BLOCK
-from neuraxis.engine.cpu.static_tables import Accumulators, BuildTally, Scan, delay_classes, narrow_shifts
+from neuraxis.engine.cpu.static_tables import (
+    Accumulators,
+    BuildTally,
+    Scan,
+    class_of_delay,
+    delay_classes,
+    narrow_shifts,
+)
 from neuraxis.engine.cpu.synapses import COUNT, LIST, PLASTIC, count_to_starts
 from neuraxis.engine.encoding import encode_rule
 from neuraxis.engine.random import GOLDEN, mix
@@ -28,6 +35,7 @@ __all__ = [
     "decay_table",
     "describe_plastic_table",
     "list_static",
+    "plastic_onto",
 ]
 
 FIRST_CAPACITY = 16  # capacities are powers of two
@@ -187,6 +195,15 @@ def build_plastic_table(
     return _build(network, projection, accumulators, found, PLASTIC, 0, False)
 
 
+def plastic_onto(network: Network) -> dict[int, list[Projection]]:
+    """Return the plastic projections onto each population (its index) that has any, in order."""
+    found: dict[int, list[Projection]] = {}
+    for projection in network.projections:
+        if projection.plasticity:
+            found.setdefault(projection.post.index, []).append(projection)
+    return found
+
+
 def list_static(network: Network, projection: Projection, accumulators: Accumulators) -> PlasticTable:
     """Draw the synapses of a static projection onto a slice again, with the weights that they deliver."""
     shift = narrow_shifts(network).get(projection.index)
@@ -206,7 +223,7 @@ def _build(
         rule=encode_rule(projection, part, network.seed),
         targets=(part.first, part.last),
         slice_first=part.first,
-        delays=table.delays,
+        class_of_delay=class_of_delay(table.delays),
         index=index,
         index_classes=len(table.delays),
         tally=found.tallies[projection.index],

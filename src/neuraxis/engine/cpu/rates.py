@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from neuraxis.compiled import compiled_on_demand
 from neuraxis.engine import tables as w
 from neuraxis.engine.codegen import BLOCK
-from neuraxis.engine.cpu.static_tables import Scan, delay_classes
+from neuraxis.engine.cpu.static_tables import Scan, class_of_delay, delay_classes
 from neuraxis.engine.cpu.synapses import CLIPPED, COUNT, PLASTIC, TALLY_WORDS, count_to_starts
 from neuraxis.engine.encoding import encode_rule, initial_values
 from neuraxis.engine.memory import array_of, f32, i64, u16, u32
@@ -315,7 +315,7 @@ def _table(network: Network, projection: RateProjection, part: NeuronPart, colum
         rule=encode_rule(projection, here, network.seed),
         targets=(here.first, here.last),
         slice_first=here.first,
-        delays=delays,
+        class_of_delay=class_of_delay(delays),
         index=index,
         index_classes=classes,
         tally=tally,

@@ -19,7 +19,7 @@ from neuraxis.engine.cpu import optional
 from neuraxis.engine.cpu.advance import advance, schedule_again
 from neuraxis.engine.cpu.currents import set_currents, set_wide_currents
 from neuraxis.engine.cpu.learning import flush_tables, update_full_flags
-from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static
+from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static, plastic_onto
 from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.static_tables import BuildTally, StaticTable, build_static_tables
 from neuraxis.engine.neurons import NeuronPart, make_parts
@@ -329,11 +329,11 @@ class Shard:
 
     def _make_plastic(self, progress: Callable[[int], None]) -> list[PlasticTable]:
         made = []
+        onto = plastic_onto(self.network)
         for part in self.parts:
-            for projection in self.network.projections:
-                if projection.plasticity and projection.post.index == part.part.population:
-                    made.append(build_plastic_table(self.network, projection, part.accumulators, self.found))
-                    progress(made[-1].synapses)
+            for projection in onto.get(part.part.population, ()):
+                made.append(build_plastic_table(self.network, projection, part.accumulators, self.found))
+                progress(made[-1].synapses)
         return made
 
     def _make_control_block(self) -> None:

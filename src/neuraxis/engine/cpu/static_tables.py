@@ -12,7 +12,7 @@ workers choose the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,8 +27,19 @@ from neuraxis.errors import AccumulatorOverflow, InvalidArgument
 from neuraxis.network import Network, Projection, Values
 from neuraxis.network.fixed_point import poisson_count_bound
 from neuraxis.network.grid import array_to_steps
+from neuraxis.network.network import Accumulator
 
-__all__ = ["Accumulators", "BuildTally", "Scan", "StaticTable", "build_static_tables", "delay_classes", "narrow_shifts"]
+__all__ = [
+    "Accumulators",
+    "BuildTally",
+    "Scan",
+    "StaticTable",
+    "build_static_tables",
+    "by_source",
+    "class_of_delay",
+    "delay_classes",
+    "narrow_shifts",
+]
 
 BAND = 65536
 _NO_LOAD = np.zeros(0, np.int64)
@@ -101,11 +112,15 @@ class BuildTally:
         self._network = network
         self.tallies = np.zeros((len(network.projections), TALLY_WORDS), np.int64)
         self._loads: dict[tuple[int, int], tuple[Slice, NDArray[np.int64]]] = {}
+        self._accumulators: dict[int, tuple[Accumulator, ...]] = {}  # by population
 
     def load_of(self, projection: Projection, part: Slice) -> NDArray[np.int64]:
         """Return the array for the sum of weights of each neuron of a slice; empty if no sum can overflow."""
+        post = projection.post
+        if post.index not in self._accumulators:
+            self._accumulators[post.index] = self._network.accumulators(post)
         row, _ = self._network.accumulator_of(projection)
-        if self._network.accumulators(projection.post)[row].proven:
+        if self._accumulators[post.index][row].proven:
             return _NO_LOAD
         return self._loads.setdefault((part.population, row), (part, np.zeros(part.n, np.int64)))[1]
 
@@ -133,15 +148,19 @@ def build_static_tables(
     network: Network, accumulators: Sequence[Accumulators], progress: Callable[[int], None], found: BuildTally
 ) -> list[StaticTable]:
     """Return the tables of all static projections onto these slices."""
-    static = [projection for projection in network.projections if not projection.plasticity]
     shifts = narrow_shifts(network)
-    narrow = [p for p in static if p.index in shifts]
-    wide = [p for p in static if p.index not in shifts]
     tables = []
+    onto: tuple[dict[int, list[Projection]], dict[int, list[Projection]]] = ({}, {})  # narrow and wide, by target
+    for projection in network.projections:
+        if not projection.plasticity and projection.expected_synapses > 0:
+            onto[projection.index not in shifts].setdefault(projection.post.index, []).append(projection)
     for band in _bands(accumulators):
-        tables.append(_build(network, narrow, band, False, shifts, progress, found))
-        tables.append(_build(network, wide, band, True, shifts, progress, found))
-    return [table for table in tables if table is not None]
+        for wide in (False, True):
+            here = [one for blocks in band for one in onto[wide].get(blocks[0].part.population, ())]
+            if here:
+                here.sort(key=lambda one: one.index)
+                tables.append(_build(network, here, band, wide, shifts, progress, found))
+    return tables
 
 
 def narrow_shifts(network: Network) -> dict[int, int]:
@@ -150,12 +169,10 @@ def narrow_shifts(network: Network) -> dict[int, int]:
         return {}
     needed: dict[int, int] = {}
     allowed: dict[int, int] = {}
-    for projection in network.projections:
-        if projection.plasticity:
-            continue
+    static = [projection for projection in network.projections if not projection.plasticity]
+    for projection in static:
         lsb = 2.0 ** network.accumulator_of(projection)[1]
-        contribution = projection.contribution()
-        largest, typical = contribution.largest / lsb, contribution.typical / lsb
+        largest, typical = (size / lsb for size in (projection.largest_weight, projection.typical_weight))
         if isinstance(projection.weight, Values):
             # Given weights may span many orders of magnitude, and the smallest must keep its precision.
             given = np.abs(projection.weight.array[projection.weight.array != 0])
@@ -165,33 +182,47 @@ def narrow_shifts(network: Network) -> dict[int, int]:
         )
         allowed[projection.index] = math.floor(round(math.log2(typical), 6)) - LOWEST_BITS + 1 if typical > 0 else 31
     shifts: dict[int, int] = {}
-    for population in network.populations:
-        own = [p.index for p in network.projections if p.pre.index == population.index and p.index in needed]
-        own = [i for i in own if needed[i] <= allowed[i]]
-        chosen = [network.projections[i] for i in own]
-        synapses = sum(p.expected_synapses for p in chosen) / population.n
-        if own and len(delay_classes(network, chosen)) > synapses:
+    for chosen in by_source([p for p in static if needed[p.index] <= allowed[p.index]]).values():
+        synapses = sum(p.expected_synapses for p in chosen) / chosen[0].pre.n
+        if len(delay_classes(network, chosen)) > synapses:
             continue
         # The strongest projection determines the shift; projections that are too weak for it are stored wide.
-        shift = max((needed[i] for i in own), default=0)
-        shifts |= {i: shift for i in own if allowed[i] >= shift}
+        shift = max(needed[p.index] for p in chosen)
+        shifts |= {p.index: shift for p in chosen if allowed[p.index] >= shift}
     return shifts
+
+
+def by_source(projections: Iterable[Projection]) -> dict[int, list[Projection]]:
+    """Return the projections from each population (its index) that is a source, in order."""
+    found: dict[int, list[Projection]] = {}
+    for projection in projections:
+        found.setdefault(projection.pre.index, []).append(projection)
+    return dict(sorted(found.items()))
 
 
 def delay_classes(network: Network, projections: Sequence[Projection]) -> NDArray[np.int64]:
     """Return all delays in steps that synapses of these projections can have."""
     steps: set[int] = set()
+    bounds: set[tuple[int, int]] = set()
     for projection in projections:
-        delay = EncodedDistribution.of(projection.delay_ms)
-        if len(delay.values):
-            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(delay.values, network.dt_ms, "delay_ms"))}
+        delay = projection.delay_ms
+        if isinstance(delay, Values) and len(delay):
+            steps |= {max(1, int(s)) for s in np.unique(array_to_steps(delay.array, network.dt_ms, "delay_ms"))}
         else:
-            low, high = network.delay_bounds_steps(projection)
-            steps |= set(range(low, high + 1))
+            bounds.add(network.delay_bounds_steps(projection))
+    for low, high in bounds:
+        steps |= set(range(low, high + 1))
     return np.array(sorted(steps), np.int64)
 
 
-@dataclass(frozen=True)
+def class_of_delay(delays: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the class of each delay in steps, from 0 to the longest; -1 for delays that do not occur."""
+    classes = np.full(int(delays.max()) + 1, -1, np.int32)
+    classes[delays] = np.arange(len(delays))
+    return classes
+
+
+@dataclass(slots=True)
 class Scan:
     """A pass over the synapses of a projection onto some targets of a slice."""
 
@@ -200,7 +231,7 @@ class Scan:
     rule: EncodedRule
     targets: tuple[int, int]  # first and last (exclusive), within the population
     slice_first: int
-    delays: NDArray[np.int64]
+    class_of_delay: NDArray[np.int32]  # see `class_of_delay`
     index: NDArray[np.uint32]
     index_classes: int
     tally: NDArray[np.int64]  # of this projection
@@ -222,13 +253,11 @@ class Scan:
         """Count or store the synapses: call `synapses.scan_targets`."""
         projection, rule, dt_ms = self.projection, self.rule, self.network.dt_ms
         weight, delay = EncodedDistribution.of(projection.weight), EncodedDistribution.of(projection.delay_ms)
-        class_of_delay = np.full(int(self.delays.max()) + 1, -1, np.int32)
-        class_of_delay[self.delays] = np.arange(len(self.delays))
         room = max(1, rule.longest_row)
         scan_targets(
             mode, rule.words, np.uint64(self.network.seed), *self.targets, rule.counts, rule.listed, rule.listed_first,
             rule.listed_order, self.slice_first, weight.kind, weight.parameters, weight.values, delay.kind,
-            delay.parameters, delay.values, dt_ms, class_of_delay, self.index_classes, self.first_row,
+            delay.parameters, delay.values, dt_ms, self.class_of_delay, self.index_classes, self.first_row,
             self.receptor_offset, self.block_stride, self.inverse_lsb,
             float(LARGEST_NARROW if self.narrow else self.network.sum_limit - 1), self.index, words.view(np.uint32),
             *plastic, normal_table(),
@@ -263,53 +292,48 @@ def _bands(accumulators: Sequence[Accumulators]) -> list[list[Blocks]]:
 def _build(
     network: Network, projections: Sequence[Projection], band: Sequence[Blocks], wide: bool, shifts: dict[int, int],
     progress: Callable[[int], None], found: BuildTally,
-) -> StaticTable | None:  # fmt: skip
-    """Return one table, or None if it can have no synapse."""
-    posts = {blocks[0].part.population for blocks in band}
-    projections = [p for p in projections if p.post.index in posts and p.expected_synapses > 0]
-    if not projections or not band:
-        return None
+) -> StaticTable:  # fmt: skip
+    """Return the table of some projections onto a band."""
     delays = delay_classes(network, projections)
+    classes = class_of_delay(delays)
     first_rows = np.full(len(network.populations), -1, np.int64)
     pop_shifts = np.zeros(len(network.populations), np.int64)
     rows = 0
-    for population in network.populations:
-        own = [p for p in projections if p.pre.index == population.index]
-        if own:
-            first_rows[population.index] = rows
-            rows += population.n
-            pop_shifts[population.index] = 0 if wide else shifts[own[0].index]
+    for source, own in by_source(projections).items():
+        first_rows[source] = rows
+        rows += own[0].pre.n
+        pop_shifts[source] = 0 if wide else shifts[own[0].index]
     # NumPy requests huge pages for a large `empty`, not for `zeros`; access to the index is random.
     index_classes = 1 if wide else len(delays)
     index = np.empty(rows * index_classes + 2, np.uint32)
     index[:] = 0
     first_accumulator = band[0][0].first + band[0][1] * band[0][0].stride
+    blocks_of = {blocks[0].part.population: blocks for blocks in band}
     work: list[tuple[Scan, Blocks]] = []
     for projection in projections:
         row, exponent = network.accumulator_of(projection)
         shift = 0 if wide else shifts[projection.index]
-        for one, first, last in band:
-            part = one.part
-            if part.population != projection.post.index:
-                continue
-            job = Scan(
-                network,
-                projection,
-                rule=encode_rule(projection, part, network.seed),
-                targets=(part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)),
-                slice_first=part.first,
-                delays=delays,
-                index=index,
-                index_classes=index_classes,
-                tally=found.tallies[projection.index],
-                inverse_lsb=2.0 ** -(exponent + shift),
-                block_stride=one.stride,
-                first_row=int(first_rows[projection.pre.index]),
-                receptor_offset=one.row(row) - first_accumulator,
-                shift=shift,
-                narrow=not wide,
-            )
-            work.append((job, (one, first, last)))
+        blocks = blocks_of[projection.post.index]
+        one, first, last = blocks
+        part = one.part
+        job = Scan(
+            network,
+            projection,
+            rule=encode_rule(projection, part, network.seed),
+            targets=(part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)),
+            slice_first=part.first,
+            class_of_delay=classes,
+            index=index,
+            index_classes=index_classes,
+            tally=found.tallies[projection.index],
+            inverse_lsb=2.0 ** -(exponent + shift),
+            block_stride=one.stride,
+            first_row=int(first_rows[projection.pre.index]),
+            receptor_offset=one.row(row) - first_accumulator,
+            shift=shift,
+            narrow=not wide,
+        )
+        work.append((job, blocks))
 
     def run(mode: int, words: NDArray[np.uint32] | NDArray[np.uint64]) -> None:
         for job, (one, first, last) in work:

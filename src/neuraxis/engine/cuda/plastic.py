@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine import tables as w
-from neuraxis.engine.cpu.plastic_tables import PlasticTable, describe_plastic_table
-from neuraxis.engine.cpu.static_tables import BuildTally
+from neuraxis.engine.cpu.plastic_tables import PlasticTable, describe_plastic_table, plastic_onto
+from neuraxis.engine.cpu.static_tables import BuildTally, class_of_delay
 from neuraxis.engine.cpu.synapses import LARGEST_TABLE
 from neuraxis.engine.cuda.description import signal_places
 from neuraxis.engine.cuda.device import Device, Memory, Program
@@ -42,20 +42,23 @@ def build_plastic_tables(
     `outside` gives the first row of each population on other shards.
     """
     first, here = first_places(parts), {part.part.population: part.part for part in parts}
+    onto = plastic_onto(network)
+    if not onto:
+        return PlasticTables([], device)
     tables = []
+    tally = DeviceBuildTally(network, found, device)
     for part in parts:
-        for projection in network.projections:
-            if not projection.plasticity or projection.post.index != part.part.population:
-                continue
+        for projection in onto.get(part.part.population, ()):
             pre = projection.pre.index
             held = here.get(pre, Slice(pre, 0, 0))
             sources = Sources(first.get(pre, 0), held.n, held.first, outside.get(pre, -1))
             table = describe_plastic_table(network, projection, part.accumulators)
-            drawn = draw_plastic(network, table, parts, grid, device, program, found)
+            drawn = draw_plastic(network, table, parts, grid, device, program, tally)
             post, level = first[projection.post.index], signal_places(network).get(table.signal, 0)
             accumulator, _ = network.accumulator_of(projection)
             tables.append(PlasticOnDevice(table, drawn, grid, device, program, sources, post, accumulator, level))
             progress(table.synapses)
+    tally.take()
     return PlasticTables(tables, device)
 
 
@@ -236,19 +239,17 @@ class PlasticSynapses:
 
 def draw_plastic(
     network: Network, table: PlasticTable, parts: list[NeuronPart], grid: Grid, device: Device, program: Program,
-    found: BuildTally,
+    tally: DeviceBuildTally,
 ) -> PlasticSynapses:  # fmt: skip
     """Draw the synapses of a table's projection onto its slice."""
     part = next(one for one in parts if one.part.population == table.projection.post.index)
     jobs = Jobs(network, parts, grid, device, program)
-    class_of_delay = np.full(int(table.delays.max()) + 1, -1, np.int32)
-    class_of_delay[table.delays] = np.arange(len(table.delays))
+    classes = class_of_delay(table.delays)
     index = device.zeros(4 * grid.blocks * (table.segments + 1))
     totals, in_degrees = device.zeros(8 * grid.blocks), device.empty(4 * part.part.n)
-    tally = DeviceBuildTally(network, found, device)
     inverse_lsb = 2.0 ** -network.accumulator_of(table.projection)[1]
     words = {
-        "longest": len(class_of_delay) - 1, "class_of_delay": jobs.put(class_of_delay), "classes": len(table.delays),
+        "longest": len(classes) - 1, "class_of_delay": jobs.put(classes), "classes": len(table.delays),
         "segments": table.segments, "index": index.address, "in_degrees": in_degrees.address,
         "totals": totals.address, "inverse_lsb": inverse_lsb, **tally.fields(table.projection, part.part),
     }  # fmt: skip
@@ -256,8 +257,8 @@ def draw_plastic(
     jobs.draw_in_degrees()
     described = jobs.describe({})
     threads = most_threads(device)
-    program.launch("count_plastic", wide_grid(device), usual_threads(device), 0, described)
-    program.launch("index_plastic", grid.blocks, threads, 8 * (threads + 1), described)
+    program.launch("count_plastic", wide_grid(device), usual_threads(device), 0, [described])
+    program.launch("index_plastic", grid.blocks, threads, 8 * (threads + 1), [described])
     sizes = device.read(totals, np.uint64, grid.blocks).astype(np.int64)
     synapses = int(sizes.sum())
     if synapses > LARGEST_TABLE:
@@ -268,9 +269,8 @@ def draw_plastic(
     starts = device.put(np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64))
     cells, weights = device.empty(4 * synapses), device.empty(4 * synapses)
     described = jobs.describe({"starts": starts.address, "target_cells": cells.address, "drawn": weights.address})
-    program.launch("store_plastic", grid.blocks, threads, 0, described)
-    program.launch("set_plastic_weights", wide_grid(device), usual_threads(device), 0, described)
-    tally.take()
+    program.launch("store_plastic", grid.blocks, threads, 0, [described])
+    program.launch("set_plastic_weights", wide_grid(device), usual_threads(device), 0, [described])
     return PlasticSynapses(index, starts, cells, weights, synapses)
 
 

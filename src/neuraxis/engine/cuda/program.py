@@ -29,7 +29,6 @@ __all__ = [
     "build_source",
     "constant_words",
     "has_lookahead",
-    "model_key",
     "model_source",
     "steps_source",
 ]
@@ -152,16 +151,6 @@ def model_source(model: NeuronModel, dt_ms: float, name: str) -> str:
     """Return the function of one model with the functions that it calls."""
     portable = _inlined('#include "portable.cuh"\n')
     return f"#define WARP {Shape.warp}\n" + _common() + portable + _translated(model, dt_ms, name).text
-
-
-def model_key(model: NeuronModel, dt_ms: float) -> tuple[object, ...]:
-    """Return a key that is equal for models that the same code can run."""
-    constants = tuple((name, isinstance(value, int)) for name, value in model.values(dt_ms).items())
-    states = tuple((name, isinstance(value, int)) for name, value in model.states.items())
-    used = tuple(sorted(model.globals_used.items()))
-    rows = tuple((name, row.is_integer) for name, row in model.rows.items())
-    inputs = (model.receptors, model.rate_inputs)
-    return (model.source, model.arguments, states, inputs, constants, tuple(model.signals), used, rows)
 
 
 @cache

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine import tables as w
+from neuraxis.engine.codegen import model_key
 from neuraxis.engine.cpu.plastic_tables import PlasticTable
 from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.shard import SAMPLE_ROOM, Shard
@@ -34,7 +35,7 @@ from neuraxis.engine.cuda.device import Device, Memory, Program
 from neuraxis.engine.cuda.grid import first_places, lay_out
 from neuraxis.engine.cuda.history import History
 from neuraxis.engine.cuda.plastic import build_plastic_tables
-from neuraxis.engine.cuda.program import FIRST_STATE_ROW, build_source, constant_words, model_key, steps_source
+from neuraxis.engine.cuda.program import FIRST_STATE_ROW, build_source, constant_words, steps_source
 from neuraxis.engine.cuda.rates import DeviceRates
 from neuraxis.engine.cuda.synapses import Outside, StaticSynapses, draw_synapses
 from neuraxis.engine.cuda.tables import LAYOUT, POPULATION, TICKS, TOTALS, offset_of
@@ -208,7 +209,8 @@ class CudaShard(Shard):
         kinds: list[tuple[NeuronModel, float, tuple[int, ...]]] = []
         self._model_of = []
         for part in self._parts:
-            key = (*model_key(part.population.model, network.dt_ms), part.extra)
+            model = part.population.model
+            key = (*model_key(model, model.values(network.dt_ms)), part.extra)
             if key not in models:
                 models[key] = len(kinds)
                 kinds.append((part.population.model, network.dt_ms, part.extra))

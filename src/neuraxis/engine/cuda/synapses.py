@@ -19,7 +19,7 @@ from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import normal_table
 from neuraxis.errors import InvalidArgument
 from neuraxis.network import Network, Projection
-from neuraxis.network.rules import FixedTotalNumber
+from neuraxis.network.rules import FixedInDegree, FixedTotalNumber
 
 __all__ = [
     "DeviceBuildTally",
@@ -35,6 +35,7 @@ __all__ = [
 LARGEST_BLOCK = 2**32 - 1
 _THREADS = 256
 _BLOCKS_FOR_EACH_MULTIPROCESSOR = 8
+_FIRST_ROOM, _LARGEST_ROOM, _ALIGNED = 1 << 12, 1 << 20, 16  # bytes, for small arrays that are copied together
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,11 @@ class Outside:
     def of(cls, network: Network, slices: Sequence[Slice]) -> Outside:
         """Return the rows of populations that project to these slices and are not complete in them, from row 0."""
         here = {part.population: part.n for part in slices}
+        read = {one.pre.index for one in network.projections if one.post.index in here}
+        read |= {one.population.index for one in network.modulations}
         first, rows = {}, 0
         for population in network.populations:
-            is_read = any(
-                one.pre.index == population.index and one.post.index in here for one in network.projections
-            ) or any(one.population.index == population.index for one in network.modulations)
-            if is_read and here.get(population.index, 0) < population.n:
+            if population.index in read and here.get(population.index, 0) < population.n:
                 first[population.index] = rows
                 rows += population.n
         return cls(first, rows)
@@ -79,14 +79,14 @@ def draw_synapses(
     jobs = Jobs(network, parts, grid, device, program)
     tally = DeviceBuildTally(network, found, device)
     layout = _Layout(network, parts, grid, outside)
-    expected = []
+    expected = 0
     part_of = {part.part.population: part for part in parts}
     for projection in network.projections:
         part = part_of.get(projection.post.index)
         if projection.plasticity or part is None or projection.expected_synapses <= 0:
             continue
         jobs.add(projection, part, layout.fields(projection, part) | tally.fields(projection, part.part))
-        expected.append(round(projection.expected_synapses * part.part.n / projection.post.n))
+        expected += round(projection.expected_synapses * part.part.n / projection.post.n)
     jobs.draw_in_degrees()
     counts = device.zeros(8 * grid.blocks * rows)
     records = device.empty(record_bytes * grid.blocks * rows)
@@ -98,10 +98,9 @@ def draw_synapses(
         "synapses": counted.address, "shift_of_row": shift_of_row.address,
     }  # fmt: skip
     described = jobs.describe(common)
-    for job in described[: len(expected)]:
-        program.launch("scan_projection", wide_grid(device), usual_threads(device), 0, [job])
+    jobs.scan(described)
     threads = most_threads(device)
-    program.launch("place_segments", grid.blocks, threads, 8 * (threads + 1), described[:1])
+    program.launch("place_segments", grid.blocks, threads, 8 * (threads + 1), [described])
     sizes = device.read(totals, np.uint64, grid.blocks).astype(np.int64)
     if sizes.max(initial=0) > LARGEST_BLOCK:
         raise InvalidArgument(f"{int(sizes.sum()):,} synapses are too many for {device.name}. Use more devices.")
@@ -110,11 +109,9 @@ def draw_synapses(
     first = words.address + word_bytes * np.concatenate(([0], np.cumsum(sizes)[:-1]))
     starts = device.put(first.astype(np.int64))
     device.clear(counts)
-    described = jobs.describe(common | {"words": starts.address, "storing": 1})
-    for job, synapses in zip(described, expected, strict=False):
-        program.launch("scan_projection", wide_grid(device), usual_threads(device), 0, [job])
-        progress(synapses)
+    jobs.scan(jobs.describe(common | {"words": starts.address, "storing": 1}))
     device.synchronize()
+    progress(expected)
     tally.take()
     drawn = int(device.read(counted, np.int64, 1)[0])
     return StaticSynapses(records, words, starts, rows, drawn, records.nbytes + words.nbytes)
@@ -146,17 +143,17 @@ class _Layout:
 
     def shift_of_row(self, rows: int) -> NDArray[np.uint8]:
         shifts = np.zeros(rows, np.uint8)
-        for projection in self._network.projections:
-            if projection.index not in self._shifts:
-                continue
-            pre, shift = projection.pre, self._shifts[projection.index]
-            part = self._part_of.get(pre.index)
+        projections = self._network.projections
+        # All projections from one population share the shift.
+        shift_of = {projections[index].pre.index: shift for index, shift in self._shifts.items()}
+        for source, shift in shift_of.items():
+            part = self._part_of.get(source)
             if part is not None:
-                q = self._first_places[pre.index] + np.arange(part.part.n)
+                q = self._first_places[source] + np.arange(part.part.n)
                 shifts[self._grid.row_of(q)] = shift
-            if pre.index in self._outside.first:
-                first = self._outside.first[pre.index]
-                shifts[first : first + pre.n] = shift
+            if source in self._outside.first:
+                first = self._outside.first[source]
+                shifts[first : first + self._network.populations[source].n] = shift
         return shifts
 
 
@@ -181,36 +178,78 @@ class Jobs:
         self._network, self._grid = network, grid
         self._first_places = first_places(parts)
         self._kept: list[Memory] = []
+        # Arrays that are copied together, and the memory that waits for them.
+        self._room, self._used, self._next_room = np.zeros(0, np.uint8), 0, _FIRST_ROOM
+        self._collected: Memory | None = None
         self._jobs: list[dict[str, Any]] = []
-        self._trees: list[tuple[Projection, Memory]] = []
+        self._trees: list[tuple[Projection, dict[str, Any]]] = []  # fixed totals, and their rows in `_jobs`
+        self._in_degrees: Memory | None = None
         self._normal = self.put(normal_table())
 
     def add(self, projection: Projection, part: NeuronPart, fields: dict[str, Any]) -> None:
         """Add a projection onto the neurons of a part; `fields` are further ones, for specific kernels."""
         self._jobs.append(self._drawing_fields(projection, part) | fields)
+        if isinstance(projection.rule, FixedTotalNumber) and projection.rule.multapses:
+            self._trees.append((projection, self._jobs[-1]))
 
     def put(self, array: NDArray[Any]) -> int:
-        """Return the address of a copy on the device; 0 for an empty array."""
+        """Return the address of an array on the device, which `flush` copies there; 0 for an empty array."""
         if array.size == 0:
             return 0
-        self._kept.append(self.device.put(array))
-        return self._kept[-1].address
+        if array.nbytes > _LARGEST_ROOM:
+            self._kept.append(self.device.put(array))
+            return self._kept[-1].address
+        if self._collected is None or self._used + array.nbytes > len(self._room):
+            self.flush()
+            self._room = np.empty(max(array.nbytes, self._next_room), np.uint8)
+            self._next_room = min(2 * self._next_room, _LARGEST_ROOM)
+            self._collected = self.device.empty(len(self._room))
+            self._kept.append(self._collected)
+        at = self._used
+        self._room[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._used = -(-(at + array.nbytes) // _ALIGNED) * _ALIGNED
+        return self._collected.address + at
 
-    def describe(self, common: dict[str, Any]) -> list[int]:
-        """Return the addresses of the rows, with common fields added; at least one row, even without projections."""
+    def flush(self) -> None:
+        """Copy to the device what was put since the last time."""
+        if self._collected is not None:
+            self.device.write(self._collected, self._room[: self._used])
+        self._collected, self._used = None, 0
+
+    def describe(self, common: dict[str, Any]) -> int:
+        """Return the address of the rows, with common fields added; one empty row if there are no projections."""
         table = np.zeros(max(1, len(self._jobs)), JOB)
-        for values, row in zip(self._jobs or [{}], table, strict=True):
-            for name, value in (values | common).items():
-                row[name] = value
-        first = self.put(table)
-        return [first + JOB.itemsize * i for i in range(len(table))]
+        for name in self._jobs[0] if self._jobs else ():
+            table[name] = [one[name] for one in self._jobs]
+        for name, value in common.items():
+            table[name] = value
+        address = self.put(table)
+        self.flush()
+        return address
+
+    def scan(self, described: int) -> None:
+        """Count or store the synapses of all projections, in one launch."""
+        if self._jobs:
+            ends = self.put(np.cumsum([one["last"] - one["first"] for one in self._jobs]))
+            self.flush()
+            grid, threads = wide_grid(self.device), usual_threads(self.device)
+            self.program.launch("scan_projections", grid, threads, 0, [described, ends, len(self._jobs)])
 
     def draw_in_degrees(self) -> None:
         """Draw the in-degrees of fixed totals, level by level of their trees."""
         if not self._trees:
             return
         device = self.device
-        table = np.array([(one.index, one.post.n, memory.address) for one, memory in self._trees], TREE)
+        sizes = np.array([one.post.n for one, _ in self._trees])
+        counts = device.zeros(8 * int(sizes.sum()))
+        self._in_degrees = counts  # kept until the synapses are drawn
+        table = np.zeros(len(self._trees), TREE)
+        table["projection"] = [one.index for one, _ in self._trees]
+        table["n_post"] = sizes
+        table["total"] = [one.rule.n for one, _ in self._trees if isinstance(one.rule, FixedTotalNumber)]
+        table["counts"] = counts.address + 8 * (np.cumsum(sizes) - sizes)
+        for (_, fields), address in zip(self._trees, table["counts"].tolist(), strict=True):
+            fields["counts"] = address + 8 * fields["first"]
         trees = device.put(table)
         threads = usual_threads(device)
         job = device.empty(TREE_LEVEL.itemsize)
@@ -226,18 +265,12 @@ class Jobs:
         rule = encode_rule(projection, part.part, network.seed, totals=False)
         kind, index, n_pre, no_self, distinct, share, groups, n_post = (int(one) for one in rule.words)
         weight, delay = EncodedDistribution.of(projection.weight), EncodedDistribution.of(projection.delay_ms)
-        counts = self.put(rule.counts)
-        if isinstance(projection.rule, FixedTotalNumber) and projection.rule.multapses:
-            in_degrees = np.zeros(n_post, np.int64)
-            in_degrees[0] = projection.rule.n
-            memory = self.device.put(in_degrees)
-            self._trees.append((projection, memory))
-            counts = memory.address + 8 * part.part.first
+        degree = projection.rule.k if isinstance(projection.rule, FixedInDegree) else 0
         return {
             "kind": kind, "projection": index, "n_pre": n_pre, "n_post": n_post, "no_self": no_self,
             "distinct": distinct, "share": share, "groups": groups, "seed": network.seed,
             "first": part.part.first, "last": part.part.last, "first_place": self._first_places[part.part.population],
-            "counts": counts, "listed": self.put(rule.listed), "listed_first": self.put(rule.listed_first),
+            "counts": 0, "degree": degree, "listed": self.put(rule.listed), "listed_first": self.put(rule.listed_first),
             "listed_order": self.put(rule.listed_order), "weight_kind": weight.kind, "weight": weight.parameters,
             "weight_values": self.put(weight.values), "delay_kind": delay.kind,
             "delay": delay.parameters, "delay_values": self.put(delay.values),

@@ -245,7 +245,8 @@ JOB: Final = np.dtype(
         ("first", _NUMBER),  # targets
         ("last", _NUMBER),
         ("first_place", _NUMBER),
-        ("counts", _pointer("const i64")),
+        ("counts", _pointer("const i64")),  # in-degree of each target, or 0
+        ("degree", _NUMBER),  # in-degree of all targets, if there are no counts
         ("listed", _pointer("const int")),
         ("listed_first", _pointer("const i64")),
         ("listed_order", _pointer("const i64")),
@@ -296,7 +297,7 @@ JOB: Final = np.dtype(
 TALLY: Final = np.dtype([("clipped", _UNSIGNED), ("changed", _UNSIGNED), ("to_zero", _UNSIGNED)])
 
 # A tree along which the in-degrees of a fixed total are drawn, and one level of all trees.
-TREE: Final = np.dtype([("projection", _NUMBER), ("n_post", _NUMBER), ("counts", _pointer("i64"))])
+TREE: Final = np.dtype([("projection", _NUMBER), ("n_post", _NUMBER), ("total", _NUMBER), ("counts", _pointer("i64"))])
 TREE_LEVEL: Final = np.dtype(
     [("level", _NUMBER), ("projections", _NUMBER), ("trees", _pointer("const Tree")), ("seed", _UNSIGNED)]
 )

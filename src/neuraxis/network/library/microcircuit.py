@@ -89,7 +89,7 @@ def microcircuit(scale: float = 1.0, drive: Literal["poisson", "dc"] = "poisson"
         network.population(name, size, neuron, v_mv=Normal(mean, sd))
         for name, size, mean, sd in zip(POPULATIONS, sizes, V0_MEAN_MV, V0_SD_MV, strict=True)
     ]
-    full_weight = PSP_MV * _pa_per_mv()
+    full_weight = PSP_MV * pa_per_mv()
     counts = synapse_counts()
     for t, target in enumerate(populations):
         current_pa = 0.0
@@ -142,7 +142,7 @@ def _sign(weight: float) -> dict[str, float]:
     return {"low": 0.0} if weight > 0 else {"high": 0.0}
 
 
-def _pa_per_mv() -> float:
+def pa_per_mv() -> float:
     """Return the weight in pA whose postsynaptic potential peaks at 1 mV."""
     ratio = TAU_SYN_MS / TAU_M_MS
     peak = exp(log(ratio) / (1.0 / ratio - 1.0)) - exp(log(ratio) / (1.0 - ratio))

@@ -17,16 +17,33 @@ __device__ inline void count_rounding(const Job *job, const Inputs &inputs, doub
         atomicAdd(job->load + inputs.local, job->most ? job->most : (u64)fabs(rounded) << job->shift);
 }
 
-// One warp per target.
-extern "C" __global__ void scan_projection(const Job *job)
+// The place of the first end above i.
+__device__ inline i64 first_above(const i64 *ends, i64 count, i64 i)
 {
-    i64 warps = (i64)gridDim.x * blockDim.x / WARP, lane = threadIdx.x % WARP;
-    i64 blocks = job->blocks, cells = job->cells, rows = job->rows, storing = job->storing;
-    double inverse_lsb = job->inverse_lsb, largest = job->largest;
-    u64 *counts = job->segment_counts;
-    u64 clipped = 0;
-    for (i64 target = job->first + ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; target < job->last;
-         target += warps) {
+    i64 low = 0, high = count - 1;
+    while (low < high) {
+        i64 middle = (low + high) / 2;
+        if (ends[middle] > i)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+// One warp per target of all jobs together; `ends` counts the targets of the jobs so far, each included. One launch for each
+// job would take longer than the drawing itself where there are many small projections.
+extern "C" __global__ void scan_projections(const Job *jobs, const i64 *ends, i64 count_of_jobs)
+{
+    i64 warps = (i64)gridDim.x * blockDim.x / WARP, lane = threadIdx.x % WARP, all = ends[count_of_jobs - 1];
+    for (i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP; i < all; i += warps) {
+        i64 which = first_above(ends, count_of_jobs, i);
+        const Job *job = jobs + which;
+        i64 target = job->last - (ends[which] - i);
+        i64 blocks = job->blocks, cells = job->cells, rows = job->rows, storing = job->storing;
+        double inverse_lsb = job->inverse_lsb, largest = job->largest;
+        u64 *counts = job->segment_counts;
+        u64 clipped = 0;
         const Inputs inputs = inputs_of(job, target);
         i64 place = job->first_place + inputs.local, block = place % blocks, cell = place / blocks;
         i64 count = in_degree(job, inputs);
@@ -62,9 +79,9 @@ extern "C" __global__ void scan_projection(const Job *job)
 #endif
             job->words[block][record->head.start + at] = word;
         }
+        if (!storing && clipped)
+            atomicAdd(&job->tally->clipped, clipped);
     }
-    if (!storing && clipped)
-        atomicAdd(&job->tally->clipped, clipped);
 }
 
 // Compute the start of each segment and the number of words of each block; one thread block per block of the grid.

@@ -110,7 +110,7 @@ __device__ inline i64 in_degree(const Job *job, const Inputs &inputs)
     if (kind == LISTED)
         return job->listed_first[inputs.local + 1] - inputs.first;
     if (kind == IN_DEGREE)
-        return job->counts[inputs.local];
+        return job->counts ? job->counts[inputs.local] : job->degree;
     if (kind == BERNOULLI)
         return job->share >> 32 ? inputs.n
                                   : binomial(inputs.n, job->share, key_of(job->seed, PURPOSE_COUNT, (u64)job->projection, (u64)inputs.target));
@@ -218,6 +218,9 @@ extern "C" __global__ void split_nodes(const TreeLevel *job)
         }
         i64 middle = (low + high) / 2;
         i64 *counts = tree->counts;
+        if (level == 0 && lane == 0)
+            counts[0] = tree->total;
+        __syncwarp();
         i64 n = high - low > 1 ? counts[low] : 0;
         if (n == 0)
             continue;
