@@ -51,8 +51,9 @@ from neuraxis.network.models import (
     rate_threshold_linear,
     spike_source,
 )
+from neuraxis.network.models.catalogue import built_in_models
 
-__all__ = ["NETWORKS", "Case", "driven"]
+__all__ = ["DRIVES", "NETWORKS", "RATE_WEIGHTS", "SOURCES", "Case", "driven"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def driven(seed: int = 1, n: int = 400) -> Network:
 
 
 def mixed_models(seed: int) -> Network:
-    """Every model, every rule, delays from one step on, and weights of very different sizes into one receptor."""
+    """Several models, every rule, delays from one step on, and weights of very different sizes into one receptor."""
     network = Network(dt_ms=0.1, seed=seed)
     exp = network.population("exp", 331, lif_exp, v_mv=Normal(-58.0, 5.0))
     two = network.population("two", 129, lif_exp_two, v_mv=Uniform(-70.0, -56.0))
@@ -554,6 +555,78 @@ def built_in_models_of_many_kinds(seed: int) -> Network:
     return network
 
 
+# What makes each model spike: the weight of a synapse, of which ten get 250 spikes per second each, and a current.
+DRIVES: dict[str, tuple[float, float]] = {
+    "adex": (15.0, 900.0),
+    "adex_cond_alpha": (5.0, 700.0),
+    "glif_1": (20.0, 150.0),
+    "glif_2": (20.0, 150.0),
+    "glif_3": (20.0, 200.0),
+    "glif_4": (20.0, 200.0),
+    "glif_5": (20.0, 250.0),
+    "hh_alpha": (150.0, 600.0),
+    "hh_cond_exp": (1.5, 300.0),
+    "hh_cond_exp_fine": (1.5, 300.0),
+    "izhikevich": (1.0, 6.0),
+    "lif_alpha": (20.0, 350.0),
+    "lif_alpha_multi": (20.0, 350.0),
+    "lif_cond_alpha": (5.0, 300.0),
+    "lif_cond_beta": (2.0, 300.0),
+    "lif_cond_exp": (15.0, 350.0),
+    "lif_delta": (1.0, 350.0),
+    "lif_exp": (100.0, 350.0),
+    "lif_exp_multi": (40.0, 350.0),
+    "lif_exp_two": (40.0, 350.0),
+    "lif_nmda": (3.0, 350.0),
+    "mat2": (60.0, 350.0),
+    "parrot": (1.0, 0.0),
+    "pp_delta": (3.0, 300.0),
+    "qif": (20.0, 110.0),
+}
+# What needs no drive: sources, and rate neurons with a weight each for what the one before sends.
+SOURCES: dict[str, dict[str, float]] = {
+    "gamma_source": {"rate_hz": 200.0, "shape": 3}, "poisson_source": {"rate_hz": 200.0}, "spike_source": {},
+}  # fmt: skip
+RATE_WEIGHTS = {
+    "rate_linear": 0.3, "rate_linear_output_noise": 0.1, "rate_tanh": 0.6, "rate_tanh_each": 0.4,
+    "rate_threshold_linear": 0.5, "rate_threshold_linear_each": 0.5,
+}  # fmt: skip
+
+
+def every_built_in_model(seed: int, precision: str = "float32") -> Network:
+    """Ten neurons of each built-in model: each population that takes spikes gets those of the one before."""
+    network = Network(dt_ms=0.1, seed=seed, precision=precision)
+    n, models = 10, built_in_models()
+    times = np.random.default_rng(seed).uniform(0.1, 30.0, 100).round(1)
+    before = None
+    for name, parameters in SOURCES.items():
+        before = network.population(name, n, models[name](**parameters))
+    network.spikes("spike_source", times_ms=times, ids=np.arange(100) % n)
+    noise = network.population("noise", n, poisson_source(rate_hz=250.0))
+    for name, (weight, current_pa) in DRIVES.items():
+        model = models[name]
+        cells = network.population(name, n, model)
+        if model.takes_current:
+            network.current(cells, np.linspace(0.8, 1.2, n) * current_pa)
+        network.connect(noise, cells, AllToAll(), weight, Uniform(0.1, 2.0))
+        for synapse in model.receptors:
+            inhibitory = synapse.startswith(("in_", "gaba"))
+            network.connect(before, cells, FixedInDegree(k=3), -weight if inhibitory else weight, 0.3, synapse)
+        before = cells
+    ring = [
+        network.population(name, n, models[name](sigma=0.3, mean=0.2), rate=Uniform(-1.0, 1.0)) for name in RATE_WEIGHTS
+    ]
+    connected = ring if precision == "float32" else []  # what rate connections need
+    for one, other in zip(connected, [*connected[1:], *connected[:1]], strict=True):
+        network.connect_rates(one, other, FixedInDegree(k=4), RATE_WEIGHTS[other.name], Uniform(0.1, 1.0))
+    for population in network.populations:
+        if population.name in RATE_WEIGHTS:
+            network.record(population, "rate", every_ms=0.5)
+        else:
+            network.record(population)
+    return network
+
+
 NETWORKS = {
     "continuous": Case(continuous, 800, (3,)),
     "weights far apart": Case(weights_far_apart, 700, (3,)),
@@ -573,4 +646,6 @@ NETWORKS = {
     "noise and time": Case(noise_and_time, 600, (2,)),
     "written as equations": Case(written_as_equations, 600, (3,)),
     "built-in models of many kinds": Case(built_in_models_of_many_kinds, 600, (3,)),
+    "every built-in model": Case(every_built_in_model, 600, (3,)),
+    "every built-in model in float64": Case(lambda seed: every_built_in_model(seed, "float64"), 600, ()),
 }

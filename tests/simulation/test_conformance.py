@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from neuraxis.engine.cpu import plastic_tables, shard
 from neuraxis.network.models import lif_delta, spike_source
+from neuraxis.network.models.catalogue import built_in_models
 from neuraxis.simulation import Executor, ParallelExecutor, SequentialExecutor, Simulation
 from tests.simulation.by_turns import ByTurns
-from tests.simulation.networks import NETWORKS, driven
+from tests.simulation.networks import DRIVES, NETWORKS, RATE_WEIGHTS, SOURCES, driven
 
 # "mixed models" has weights of all sizes in one projection, some of them too small for its scale.
 pytestmark = pytest.mark.filterwarnings("ignore:fixed-point weights:neuraxis.errors.RoundingWarning")
@@ -272,6 +273,14 @@ def test_another_seed_gives_another_fingerprint(network: str) -> None:
 def test_every_population_of_the_network_is_active(network: str) -> None:
     """Otherwise the comparisons above would compare little."""
     assert all(len(times) > 3 for times, _ in reference(network).spikes.values())
+
+
+def test_every_built_in_model_is_in_a_network() -> None:
+    """A new model joins by a line in `DRIVES`, `RATE_WEIGHTS` or `SOURCES`."""
+    assert {*DRIVES, *RATE_WEIGHTS, *SOURCES} == set(built_in_models())
+    for name in ("every built-in model", "every built-in model in float64"):
+        present = {population.model.name for population in NETWORKS[name].make(SEED).populations}
+        assert present == {model.name for model in built_in_models().values()}
 
 
 def fingerprint_of(change: Callable[[Any], None], steps: int = 200) -> str:

@@ -34,6 +34,7 @@ twin = pytest.mark.skipif(compiler() is None, reason="the twin of a GPU needs g+
 STEPS, MIDDLE, SEED = 300, 131, 5
 HERE = [
     "mixed models",
+    "every built-in model",
     "inputs alone",
     "one long delay",
     "rhythms and maps",
@@ -130,7 +131,7 @@ def test_python_beside_neurons_on_a_gpu(device: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("network", [name for name in NETWORKS if name != "in float64"])  # which CPUs compute
+@pytest.mark.parametrize("network", [name for name in NETWORKS if "float64" not in name])  # which CPUs compute
 def test_a_real_gpu(network: str, tmp_path: Path) -> None:
     expected, dt_ms = reference(network, tmp_path / "cpu"), NETWORKS[network].make(SEED).dt_ms
     with Simulation(NETWORKS[network].make(SEED), device="cuda") as simulation:

@@ -2,7 +2,7 @@
 
     python nest_side.py jobs.json results.json
 
-A job is {"kind": "network" | "traces" | "synapses" | "rates", ...}; times are whole steps of 0.1 ms.
+A job is {"kind": "network" | "traces" | ..., ...}, as in KINDS; times are whole steps of 0.1 ms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]], po
     if not synapses:
         return
     pre_ids, post_ids = pre.tolist(), post.tolist()
-    more = {"receptor_type": ports} if ports else {}
+    more = {"receptor_type": ports} if ports and any(ports) else {}
     nest.Connect(
         [pre_ids[i] for i, _, _, _ in synapses],
         [post_ids[j] for _, j, _, _ in synapses],
@@ -58,6 +58,8 @@ def connect(pre: Any, post: Any, synapses: list[tuple[int, int, float, int]], po
 
 def give_current(neurons: Any, job: dict[str, Any]) -> None:
     """Give each neuron a constant current; that of a generator begins two steps later."""
+    if job["currents"] is None:
+        return
     if job["has_current"]:
         neurons.I_e = job["currents"]
         return
@@ -73,14 +75,13 @@ def run_network(job: dict[str, Any]) -> Any:
     give_current(neurons, job)
     inputs = generators(job["inputs"])
     for pre, synapses in ((inputs, job["input_synapses"]), (neurons, job["synapses"])):
-        ports = [1 if weight > 0 else 2 for _, _, weight, _ in synapses] if job["ports"] else None
-        connect(pre, neurons, synapses, ports)
-    recorder = nest.Create("spike_recorder")
+        connect(pre, neurons, [synapse[:4] for synapse in synapses], [port for *_, port in synapses])
+    recorder = nest.Create("spike_recorder", {"time_in_steps": True})  # iaf_bw_2001 sends S as a spike's offset in time
     nest.Connect(neurons, recorder)
     nest.Simulate(job["steps"] * STEP_MS)
     first = neurons.tolist()[0]
     times, senders = recorder.events["times"], recorder.events["senders"]
-    return sorted([round(t / STEP_MS), int(s) - first] for t, s in zip(times, senders))  # noqa: B905
+    return sorted([int(step), int(s) - first] for step, s in zip(times, senders))  # noqa: B905
 
 
 def run_traces(job: dict[str, Any]) -> Any:
@@ -117,7 +118,7 @@ def run_saturating(job: dict[str, Any]) -> Any:
 
 
 def run_trains(job: dict[str, Any]) -> Any:
-    """Independent random neurons or generators: the steps in which each spiked."""
+    """Independent random neurons or generators: the steps in which each spiked, once or several times."""
     start()
     nest.rng_seed = job["seed"]
     made = nest.Create(job["model"], 1 if job["generator"] else job["n"], job["parameters"])
@@ -132,7 +133,25 @@ def run_trains(job: dict[str, Any]) -> Any:
     trains: list[list[int]] = [[] for _ in range(job["n"])]
     for step, sender in zip(recorder.events["times"], recorder.events["senders"]):  # noqa: B905
         trains[int(sender) - first].append(int(step))
-    return [sorted(train) for train in trains]
+    return [sorted(set(train)) for train in trains]
+
+
+def run_noise(job: dict[str, Any]) -> Any:
+    """Neurons with noise and without synapses: what was recorded of them, by name, time and neuron."""
+    start()
+    nest.rng_seed = job["seed"]
+    neurons = nest.Create(job["model"], job["n"], job["parameters"])
+    if job["generator"]:
+        nest.Connect(nest.Create("noise_generator", params=job["generator"]), neurons)
+    recorded = {"record_from": job["record"], "interval": round(job["every"] * STEP_MS, 1)}
+    meters = nest.Create("multimeter", job["n"], recorded)
+    nest.Connect(meters, neurons, "one_to_one")
+    nest.Simulate((job["steps"] + 50) * STEP_MS)
+    times = job["steps"] // job["every"]
+    return {
+        name: [list(row) for row in zip(*(meter.events[name].tolist()[:times] for meter in meters))]  # noqa: B905
+        for name in job["record"]
+    }
 
 
 def run_synapses(job: dict[str, Any]) -> Any:
@@ -193,6 +212,7 @@ KINDS = {
     "traces": run_traces,
     "saturating": run_saturating,
     "trains": run_trains,
+    "noise": run_noise,
     "synapses": run_synapses,
     "rates": run_rates,
 }

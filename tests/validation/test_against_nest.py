@@ -1,17 +1,7 @@
-"""The same small networks in NEST and here: the same spikes, the same membranes, the same weights.
-
-NEST is looked for in this interpreter, in the one that NEURAXIS_PEERS names, and in `.venv-peers` of the project. One
-process makes all NEST runs, once.
-"""
+"""Membranes, plastic synapses and rate neurons in NEST and here, step for step."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +20,6 @@ from neuraxis.network import (
 from neuraxis.network.models import (
     adex,
     adex_cond_alpha,
-    gamma_source,
     glif_1,
     glif_2,
     glif_3,
@@ -50,8 +39,8 @@ from neuraxis.network.models import (
     lif_exp_two,
     lif_nmda,
     mat2,
-    pp_delta,
     rate_linear,
+    rate_linear_output_noise,
     rate_tanh,
     rate_tanh_each,
     rate_threshold_linear,
@@ -62,209 +51,6 @@ from neuraxis.simulation import Simulation
 from tests.engine.running import adder, give_spikes, random_trains, trains_of, values_of
 
 DT = 0.1
-ROOT = Path(__file__).parents[2]
-
-
-def python_with_nest() -> str:
-    if importlib.util.find_spec("nest") is not None:
-        return sys.executable
-    if chosen := os.environ.get("NEURAXIS_PEERS"):
-        return chosen
-    beside = ROOT / ".venv-peers" / "bin" / "python"
-    if beside.exists():
-        return str(beside)
-    pytest.fail("NEST is missing: pip install -e '.[dev]' here, or name a Python that has it in NEURAXIS_PEERS")
-
-
-@pytest.fixture(scope="module")
-def nest_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """NEST's results for all jobs of this module."""
-    folder = tmp_path_factory.mktemp("nest")
-    jobs = {name: job.for_nest() for name, job in JOBS.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [python_with_nest(), str(Path(__file__).with_name("nest_side.py")), "jobs.json", "results.json"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYNEST_QUIET": "1"}, capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return results
-
-
-# --- recurrent networks, spike for spike ---
-
-# Tau, capacitance and refractory time are the defaults of both.
-LIF = {"e_rest_mv": 0.0, "v_threshold_mv": 15.0, "v_reset_mv": 0.0}
-LIF_IN_NEST = {"tau_m": 10.0, "C_m": 250.0, "E_L": 0.0, "V_th": 15.0, "V_reset": 0.0, "t_ref": 2.0, "V_m": 0.0}
-TAUS, TAUS_IN_NEST = {"tau_syn_ex_ms": 0.5, "tau_syn_in_ms": 1.5}, {"tau_syn_ex": 0.5, "tau_syn_in": 1.5}
-
-
-class Recurrent:
-    """A hundred neurons, one in five inhibitory, driven by given spikes and currents, with delays of 1 to 30 steps."""
-
-    n, inputs, steps, in_degree, margin_mv = 100, 20, 3000, 15, 1e-4
-    current_from_ms = 0.0
-
-    def __init__(self, kind: str, seed: int, weight: float, current: float) -> None:
-        self.kind, self.weight = kind, weight
-        rng = np.random.default_rng(seed)
-        n, k = self.n, self.in_degree
-        self.pre, self.post = rng.integers(0, n, n * k), np.repeat(np.arange(n), k)
-        # Eighths are the same in fixed point, in float32 and in float64.
-        sizes = np.rint(rng.uniform(0.5, 1.5, n * k) * weight * 8) / 8
-        self.weights = np.where(self.pre < 0.8 * n, sizes, -3 * sizes)
-        self.delays = rng.integers(1, 31, n * k)
-        self.trains = random_trains(seed + 1, self.inputs, self.steps, 0.02)
-        self.input_pre, self.input_post = rng.integers(0, self.inputs, 2 * n), np.repeat(np.arange(n), 2)
-        self.input_weights = np.rint(rng.uniform(2.0, 4.0, 2 * n) * weight * 8) / 8
-        self.input_delays = rng.integers(1, 31, 2 * n)
-        self.currents = np.rint(rng.uniform(0.6, 1.1, n) * current)
-
-    def for_nest(self) -> dict[str, Any]:
-        def listed(*columns: Any) -> list[Any]:
-            return [list(row) for row in zip(*(np.asarray(column).tolist() for column in columns), strict=True)]
-
-        names = {"delta": "iaf_psc_delta", "exp": "iaf_psc_exp", "alpha": "iaf_psc_alpha"}
-        return {
-            "kind": "network",
-            "model": names.get(self.kind, self.kind),
-            "n": self.n,
-            "steps": self.steps,
-            "parameters": LIF_IN_NEST if self.kind == "delta" else {**LIF_IN_NEST, **TAUS_IN_NEST},
-            "currents": self.currents.tolist(),
-            "has_current": True,
-            "ports": False,
-            "inputs": self.trains,
-            "input_synapses": listed(self.input_pre, self.input_post, self.input_weights, self.input_delays),
-            "synapses": listed(self.pre, self.post, self.weights, self.delays),
-        }
-
-    def model(self) -> NeuronModel:
-        return {"delta": lif_delta, "exp": lif_exp_two(**TAUS), "alpha": lif_alpha(**TAUS)}[self.kind](**LIF)
-
-    def spikes(self) -> list[list[int]]:
-        """[step, neuron] of every spike here."""
-        model = self.model()
-        network = Network(dt_ms=DT)
-        source = network.population("source", self.inputs, spike_source)
-        neurons = network.population("neurons", self.n, model, v_mv=model.parameters["e_rest_mv"])
-        give_spikes(network, source, self.trains)
-        network.current(neurons, self.currents, start_ms=self.current_from_ms)
-        network.connect(
-            source,
-            neurons,
-            Explicit(self.input_pre, self.input_post),
-            weight=self.input_weights,
-            delay_ms=self.input_delays * DT,
-        )
-        for sign in (1, -1):
-            here = self.weights * sign > 0
-            network.connect(
-                neurons,
-                neurons,
-                Explicit(self.pre[here], self.post[here]),
-                weight=self.weights[here],
-                delay_ms=self.delays[here] * DT,
-            )
-        network.record(neurons)
-        with Simulation(network) as simulation:
-            simulation.step(self.steps)
-            times_ms, ids = simulation.spikes(neurons)
-        return [[int(step), int(i)] for step, i in zip(np.rint(times_ms / DT), ids, strict=True)]
-
-    def oracle(self) -> tuple[list[list[int]], float]:
-        """The spikes in float64, and how near to the threshold a membrane was in any step."""
-        n, exp = self.n, np.exp
-        m = exp(-DT / 10.0)
-        taus = np.array([0.5, 1.5])
-        s, b = exp(-DT / taus), 1 / taus - 1 / 10.0
-        per_pa, per_slope = (m - s) / (250.0 * b), (m - s * (1 + DT * b)) / (250.0 * b * b)
-        arriving = np.zeros((self.steps + 40, 2, n))
-        for i, train in enumerate(self.trains):
-            for k in np.flatnonzero(self.input_pre == i):
-                np.add.at(
-                    arriving,
-                    (np.array(train, int) + self.input_delays[k], 0, self.input_post[k]),
-                    self.input_weights[k],
-                )
-        v, held = np.zeros(n), np.zeros(n, int)
-        current, slope = np.zeros((2, n)), np.zeros((2, n))
-        spikes, margin = [], np.inf
-        by_source = [np.flatnonzero(self.pre == i) for i in range(n)]
-        for t in range(1, self.steps + 1):
-            free = held == 0
-            moved = v * m + 10.0 / 250.0 * (1 - m) * self.currents
-            moved += arriving[t].sum(axis=0) if self.kind == "delta" else per_pa @ current + per_slope @ slope
-            v = np.where(free, moved, v)
-            held = np.where(free, 0, held - 1)
-            if self.kind == "alpha":
-                current = current * s[:, None] + DT * s[:, None] * slope
-                slope = slope * s[:, None] + np.e / taus[:, None] * arriving[t]
-            else:
-                current = current * s[:, None] + arriving[t]
-            margin = min(margin, float(np.abs(v - 15.0).min()))
-            for i in np.flatnonzero(v >= 15.0):
-                spikes.append([t, int(i)])
-                v[i], held[i] = 0.0, 20
-                for k in by_source[i]:
-                    arriving[t + self.delays[k], int(self.weights[k] < 0), self.post[k]] += self.weights[k]
-        return spikes, margin
-
-
-# The seeds are such that no membrane comes nearer to the threshold than float32 can tell.
-NETWORKS = {
-    "delta": Recurrent("delta", 2, 0.5, 300.0),
-    "exp": Recurrent("exp", 141, 120.0, 400.0),
-    "alpha": Recurrent("alpha", 6, 120.0, 400.0),
-}
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_a_recurrent_network_spike_for_spike_in_float64(kind: str) -> None:
-    """Without NEST: the oracle also shows that the comparison is a fair one."""
-    network = NETWORKS[kind]
-    spikes, margin = network.oracle()
-    assert margin > network.margin_mv, "choose another seed"
-    assert len(spikes) > 500
-    assert len({neuron for _, neuron in spikes}) > 0.8 * network.n
-    assert network.spikes() == spikes
-
-
-class Adaptive(Recurrent):
-    """The same network of neurons that adapt, with the seeds for which float32 and float64 decide alike."""
-
-    def __init__(
-        self, model: NeuronModel, name: str, parameters: dict[str, Any], seed: int, weight: float, current: float
-    ) -> None:
-        super().__init__(name, seed, weight, current)
-        self.own, self.name, self.parameters = model, name, parameters
-        self.current_from_ms = 2 * DT if name == "glif_psc" else 0.0
-
-    def for_nest(self) -> dict[str, Any]:
-        alike = {"model": self.name, "parameters": self.parameters}
-        with_ports = self.name == "glif_psc"
-        return {**super().for_nest(), **alike, "has_current": not with_ports, "ports": with_ports}
-
-    def model(self) -> NeuronModel:
-        return self.own
-
-
-ADAPTIVE = {
-    "mat2 network": Adaptive(mat2, "mat2_psc_exp", {}, 7, 80.0, 450.0),
-    "glif_5 network": Adaptive(
-        glif_5(tau_syn_in_ms=3.0), "glif_psc",
-        {"t_ref": 3.8, "tau_syn": [2.0, 3.0], "spike_dependent_threshold": True, "after_spike_currents": True,
-         "adapting_threshold": True},
-        3, 20.0, 300.0,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", [*NETWORKS, *ADAPTIVE])
-def test_a_recurrent_network_spike_for_spike(kind: str, nest_results: dict[str, Any]) -> None:
-    spikes = {**NETWORKS, **ADAPTIVE}[kind].spikes()
-    assert len(spikes) > 300
-    assert spikes == nest_results[kind]
 
 
 # --- membranes ---
@@ -446,73 +232,6 @@ def test_nmda_receptors_saturate_as_in_nest(nest_results: dict[str, Any]) -> Non
     assert np.abs(v - expected).max() < 1e-2
 
 
-# --- random trains ---
-
-
-class Trains:
-    """Independent neurons that spike at random: rates and the irregularity of intervals."""
-
-    n, steps = 200, 20_000
-
-    def __init__(
-        self,
-        model: NeuronModel,
-        name: str,
-        parameters: dict[str, Any],
-        *,
-        current: float = 0.0,
-        generator: bool = False,
-    ) -> None:
-        self.model, self.name, self.parameters = model, name, parameters
-        self.current, self.generator = current, generator
-
-    def for_nest(self) -> dict[str, Any]:
-        own = {"n": self.n, "steps": self.steps, "seed": 7, "generator": self.generator}
-        return {"kind": "trains", "model": self.name, "parameters": self.parameters, **own}
-
-    def trains(self) -> list[list[int]]:
-        network = Network(dt_ms=DT, seed=7)
-        neurons = network.population("neurons", self.n, self.model)
-        if self.current:
-            network.current(neurons, self.current)
-        network.record(neurons)
-        with Simulation(network) as simulation:
-            simulation.step(self.steps)
-            return trains_of(simulation, neurons)
-
-
-TRAINS = {
-    "pp_psc_delta": Trains(pp_delta(), "pp_psc_delta", {"I_e": 300.0}, current=300.0),
-    "pp_psc_delta, adapting": Trains(
-        pp_delta(q_sfa_mv=7.0, dead_time_ms=2.0, with_reset=0, c_1=0.5, c_2=5.0),
-        "pp_psc_delta",
-        {"I_e": 400.0, "q_sfa": 7.0, "tau_sfa": 34.0, "dead_time": 2.0, "with_reset": False, "c_1": 0.5, "c_2": 5.0},
-        current=400.0,
-    ),
-    "gamma_sup_generator": Trains(
-        gamma_source(rate_hz=40.0, shape=4), "gamma_sup_generator", {"rate": 40.0, "gamma_shape": 4, "n_proc": 1},
-        generator=True,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TRAINS)
-def test_random_trains_have_the_statistics_of_nest(name: str, nest_results: dict[str, Any]) -> None:
-    """Rates and mean intervals within four standard errors, intervals by their distributions."""
-    ours, theirs = TRAINS[name].trains(), nest_results[name]
-    counts = [np.array([len(train) for train in trains]) for trains in (ours, theirs)]
-    error = np.hypot(*(one.std(ddof=1) / np.sqrt(one.size) for one in counts))
-    assert counts[1].mean() > 20
-    assert abs(counts[0].mean() - counts[1].mean()) < 4 * error
-    found, expected = (np.sort(np.concatenate([np.diff(train) for train in trains])) for trains in (ours, theirs))
-    steps = np.union1d(found, expected)
-    apart = (
-        np.searchsorted(found, steps, "right") / found.size - np.searchsorted(expected, steps, "right") / expected.size
-    )
-    # Kolmogorov and Smirnov, at 1e-4; intervals in whole steps make the test stricter than that, not weaker.
-    assert np.abs(apart).max() < 2.23 * np.sqrt(1 / found.size + 1 / expected.size)
-
-
 # --- plastic synapses ---
 
 
@@ -659,6 +378,8 @@ class Rates:
         """The rate of each neuron (rows) after every step."""
         network = Network(dt_ms=DT)
         initial: dict[str, Any] = {"rate": self.rates}
+        if "noisy_rate" in self.model.states:
+            initial["noisy_rate"] = self.rates
         if "activity" in self.model.states:
             initial["activity"] = self.activity(self.rates)
         neurons = network.population("neurons", self.n, self.model, **initial)
@@ -677,6 +398,7 @@ class Rates:
 
 
 RATES = {
+    "rate_linear_output_noise": Rates(rate_linear_output_noise(gain=0.9, mean=0.3), "lin_rate_opn", 6, g=0.9, mu=0.3),
     "rate_linear": Rates(rate_linear(gain=0.9, mean=0.3), "lin_rate_ipn", 1, g=0.9, mu=0.3),
     "rate_tanh": Rates(rate_tanh(tau_ms=5.0, gain=1.5, theta=0.1), "tanh_rate_ipn", 2, tau=5.0, g=1.5, theta=0.1),
     "rate_tanh_each": Rates(
@@ -700,6 +422,9 @@ def test_rates_with_delays(name: str, nest_results: dict[str, Any]) -> None:
     assert np.abs(found - expected).max() < 2e-6
 
 
-JOBS: dict[str, Recurrent | Membranes | Saturating | Trains | Plastic | Rates] = {
-    **NETWORKS, **ADAPTIVE, **MEMBRANES, "saturating": SATURATING, **TRAINS, **SYNAPSES, **RATES,
-}  # fmt: skip
+JOBS: dict[str, Membranes | Saturating | Plastic | Rates] = {
+    **MEMBRANES,
+    "saturating": SATURATING,
+    **SYNAPSES,
+    **RATES,
+}

@@ -2,7 +2,8 @@
 
 A `Definition` is the parsed source of one function and the meaning of the names that it reads. Every node of its tree
 knows its file and line, so that errors can name them (`located`), also after the functions that a model calls have
-been written out. `DerivedConstants` are constants of a model that are given as text.
+been written out. `DerivedConstants` are constants of a model that are given as text, `GivenConstants` those that a
+function computes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neuraxis.arguments import plain
-from neuraxis.errors import InvalidArgument, InvalidType
+from neuraxis.errors import InvalidArgument, InvalidType, NeuraxisError
 from neuraxis.network import arithmetic
+from neuraxis.network.parameters import near_variable
 
 __all__ = [
     "Definition",
     "DerivedConstants",
+    "GivenConstants",
     "constant_value",
     "defined_by",
     "defined_in",
@@ -298,6 +301,64 @@ class DerivedConstants:
         for name, tree in self._parsed.items():
             values[name] = _Evaluation(f"{self._model}: constant {name}", values).value(tree)
         return {name: values[name] for name in self._parsed}
+
+
+class GivenConstants:
+    """Constants of a model that a user's function computes; what goes wrong in it is an error that names the model.
+
+    >>> constants = GivenConstants("leaky", lambda p, dt_ms: {"leak": 1.0 - dt_ms / p["tau_m_ms"]})
+    >>> constants({"tau_m_ms": 10.0}, 0.1)
+    {'leak': 0.99}
+    """
+
+    def __init__(self, model: str, function: Callable[[Mapping[str, Any], float], Mapping[str, Any]]) -> None:
+        self._model = model
+        self._function = function
+        try:
+            inspect.signature(function).bind({}, 0.1)
+        except TypeError:
+            given = f"{model}: constants={function!r}" if not callable(function) else f"{self._at(None)}: constants"
+            raise InvalidType(
+                f"{given}: a function of the parameters and of the step in ms is expected, as "
+                "constants=lambda p, dt_ms: {'leak': exp(-dt_ms / p['tau_ms'])}"
+            ) from None
+        except ValueError:  # a function in C that does not say what it takes
+            pass
+
+    def __call__(self, parameters: Mapping[str, Any], dt_ms: float) -> Mapping[str, Any]:
+        """Return the constants for steps of `dt_ms`; arrays where a parameter is one."""
+        try:
+            found = self._function(parameters, dt_ms)
+        except NeuraxisError:
+            raise
+        except Exception as error:
+            at = self._at(error)
+            if isinstance(error, KeyError) and error.args and error.args[0] not in parameters:
+                known = near_variable(str(error.args[0]), parameters)
+                raise InvalidArgument(f"{at}: constants: no parameter {error.args[0]!r}; {known}") from error
+            given = "".join(f", {name}={one:g}" for name, one in parameters.items() if isinstance(one, int | float))
+            raise InvalidArgument(
+                f"{at}: constants(...) raised {type(error).__name__}: {error}, with dt_ms={dt_ms:g}"
+                f"{given}. Change the function, or these values."
+            ) from error
+        if not isinstance(found, Mapping):
+            raise InvalidType(
+                f"{self._at(None)}: constants(...) returned {found!r}: a dict of numbers is expected, as "
+                "{'leak': 0.99}"
+            )
+        return found
+
+    def _at(self, error: Exception | None) -> str:
+        """Return the model's name, and the line of the user's function in which an error was raised."""
+        code = getattr(self._function, "__code__", None)
+        if code is None:
+            return self._model
+        line, trace = code.co_firstlineno, error.__traceback__ if error is not None else None
+        while trace is not None:
+            if trace.tb_frame.f_code is code:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return f"{self._model}, {_shown(code.co_filename)}, line {line}"
 
 
 def constant_value(node: ast.expr, value_of: Callable[[str], Any]) -> Any:

@@ -43,7 +43,15 @@ from neuraxis.network.inlining import inline_functions
 from neuraxis.network.model_checks import check_reads, check_returns
 from neuraxis.network.model_draws import drawn_kind, with_draws_as_arguments
 from neuraxis.network.model_language import ALLOWED, FLOAT, FUNCTIONS, INT, lower_function, rounded
-from neuraxis.network.model_source import Definition, DerivedConstants, defined_by, defined_in, located, quoted
+from neuraxis.network.model_source import (
+    Definition,
+    DerivedConstants,
+    GivenConstants,
+    defined_by,
+    defined_in,
+    located,
+    quoted,
+)
 from neuraxis.network.parameters import ParameterTable, near_variable, unit, value_text
 from neuraxis.network.varying import Row, as_rows, constants_of, values_in_use
 
@@ -601,8 +609,15 @@ def _checked(
 ) -> NeuronModel:
     """Check what a model is made of, and return it."""
     name = function.name
+    for what, described, example in (
+        ("states", states, "{'v_mv': -70.0}"), ("parameters", parameters, "{'tau_ms': 10.0}"),
+        ("signals", signals, "{'gain': 1.0}"), ("meanings", meanings, "{'tau_ms': 'time constant'}"),
+    ):  # fmt: skip
+        if described is not None and not isinstance(described, Mapping):
+            raise InvalidType(f"{name}: {what}={described!r}: a dict is expected, as {what}={example}")
     states, parameters, signals = (
-        {one: _as_number(one, value) for one, value in (given or {}).items()} for given in (states, parameters, signals)
+        {one: _as_number(f"{name}: {one}", value) for one, value in (given or {}).items()}
+        for given in (states, parameters, signals)
     )
     receptors = _checked_receptors(receptors)
     if isinstance(rate_inputs, str):
@@ -631,7 +646,9 @@ def _checked(
     check_returns(name, tree, states)
     if isinstance(constants, Mapping):
         constants = DerivedConstants(name, constants, set(parameters))
-    described = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *rate_inputs, *signals])
+    elif constants is not None:
+        constants = GivenConstants(name, constants)
+    explained = _checked_meanings(name, meanings or {}, [*parameters, *states, *receptors, *rate_inputs, *signals])
     made = NeuronModel(
         name=name,
         states=states,
@@ -643,7 +660,7 @@ def _checked(
         signals={signal: float(value) for signal, value in signals.items()},
         constants_for=constants,
         description=function.description,
-        meanings=described,
+        meanings=explained,
         rate_inputs=tuple(rate_inputs),
         output=output,
         definition=tree,
@@ -822,9 +839,13 @@ def _as_float(name: str, value: Any) -> float:
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{name}={value!r}: a number is expected")
+    if isinstance(value, int):
+        if value.bit_length() > 128:
+            raise InvalidArgument(f"{name}: an int of {value.bit_length()} bits: beyond float32, which ends at 3.4e38")
+        if not -LARGEST_INT32 - 1 <= value <= LARGEST_INT32:
+            raise InvalidArgument(f"{name}={value!r}: beyond 32 bits; write it as a float")
+        return
     if not math.isfinite(value):
         raise InvalidArgument(f"{name}={value!r}: a finite number is expected")
-    if isinstance(value, float) and math.isinf(rounded(value)):
+    if math.isinf(rounded(value)):
         raise InvalidArgument(f"{name}={value!r}: beyond float32, which ends at 3.4e38")
-    if isinstance(value, int) and not -LARGEST_INT32 - 1 <= value <= LARGEST_INT32:
-        raise InvalidArgument(f"{name}={value!r}: beyond 32 bits; write it as a float")

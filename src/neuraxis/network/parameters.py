@@ -22,8 +22,8 @@ _UNITS = {
 # Names of NEST and PyNN whose counterparts here differ in more than the unit.
 _ELSEWHERE = {
     "E_L": ("e_rest",), "V_m": ("v",), "V_th": ("v_threshold", "v_t"), "V_T": ("v_t", "v_threshold"), "cm": ("c_m",),
-    "g_L": ("g_leak",), "t_ref": ("refractory",), "tau_refrac": ("refractory",), "tau_syn_E": ("tau_syn_ex",),
-    "tau_syn_I": ("tau_syn_in",), "v_rest": ("e_rest",), "v_thresh": ("v_threshold",),
+    "g_L": ("g_leak",), "t_ref": ("refractory",), "tau": ("tau_m",), "tau_refrac": ("refractory",),
+    "tau_syn_E": ("tau_syn_ex",), "tau_syn_I": ("tau_syn_in",), "v_rest": ("e_rest",), "v_thresh": ("v_threshold",),
 }  # fmt: skip
 
 

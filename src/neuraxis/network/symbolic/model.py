@@ -375,12 +375,33 @@ class _Compiler:
             if found.kind == "parameter"
         }
 
+    def _divisors(self) -> dict[str, Place]:
+        """Return the parameters of which divisors consist, each with the line where it is first one."""
+        found: dict[str, Place] = {}
+
+        def add(one: str, place: Place) -> None:
+            variable, declared = self._described.variables.get(one), self._described.declared.get(one)
+            if variable is not None and variable.kind == "parameter":
+                found.setdefault(variable.stored, place)
+            elif variable is not None and variable.kind == "expression" and declared and declared.tree:
+                for part in sorted(names_in(declared.tree)):
+                    add(part, place)
+
+        for declared in self._described.declarations:
+            for node in ast.walk(declared.tree) if declared.tree else ():
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mod | ast.FloorDiv):
+                    for one in sorted(names_in(node.right)):
+                        add(one, declared.place)
+        return found
+
     def _made(
         self, writer: Writer, integration: Integration, ordered: list[str], method: str, reason: str, steps: str | None
     ) -> NeuronModel:
         given = self._described.given
         parameters = self._stored_parameters()
-        constants = ModelConstants(given.name, writer.constants, set(parameters), integration.linear_steps, steps)
+        constants = ModelConstants(
+            given.name, writer.constants, set(parameters), integration.linear_steps, steps, self._divisors()
+        )
         states = self._initial(writer, ordered, constants)
         if self._described.refractory_tree is not None:
             states["refractory"] = 0

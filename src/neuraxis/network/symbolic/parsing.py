@@ -43,6 +43,7 @@ NUMBERS = {"pi": math.pi, "e": math.e}
 
 _LONGEST_TEXT = 50_000
 _DEEPEST = 100  # levels of an expression
+_TOO_DEEP = f"an expression of more than {_DEEPEST} levels. Give parts of it a name: `x = ... : unit`."
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Mod)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _ALLOWED = (
@@ -206,7 +207,9 @@ def parse_expression(text: str, place: Place) -> ast.expr:
         raise place.refuse(f"{len(text):,} characters; at most {_LONGEST_TEXT:,} can be used")
     try:
         tree = ast.parse(" ".join(text.split()), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError):
+        raise place.refuse(_TOO_DEEP) from None
+    except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else type(error).__name__
         raise place.refuse(f"`{text.strip()[:100]}` is not an expression: {message}") from None
     _check_tree(tree, place)
@@ -220,7 +223,7 @@ def _check_tree(tree: ast.expr, place: Place) -> None:
         if not level:
             break
     else:
-        raise place.refuse(f"an expression of more than {_DEEPEST} levels. Give parts of it a name: `x = ... : unit`.")
+        raise place.refuse(_TOO_DEEP)
     _Whitelist(place).visit(tree)
 
 

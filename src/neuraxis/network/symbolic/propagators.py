@@ -16,6 +16,7 @@ import numpy as np
 
 from neuraxis.errors import InvalidArgument
 from neuraxis.network.model_source import DerivedConstants
+from neuraxis.network.symbolic.parsing import Place
 
 __all__ = ["LinearStep", "ModelConstants", "exponential_less_one"]
 
@@ -151,26 +152,42 @@ class LinearStep:
 class ModelConstants:
     """The constants of a model that equations were compiled to: expressions, then steps of linear equations.
 
-    It is a function of (parameters, dt_ms), as `neuron_model(constants=...)` takes it, and can be pickled.
+    It is a function of (parameters, dt_ms), as `neuron_model(constants=...)` takes it, and can be pickled. `divisors`
+    are the parameters that the equations divide by, with the first line of each.
     """
 
     def __init__(
         self, model: str, expressions: Mapping[str, str], parameters: set[str], steps: Sequence[LinearStep],
-        refractory: str | None,
+        refractory: str | None, divisors: Mapping[str, Place],
     ) -> None:  # fmt: skip
         self._expressions = DerivedConstants(model, expressions, parameters)
         self._steps = list(steps)
         self._model = model
         self._refractory = refractory
+        self._divisors = dict(divisors)
 
     def __call__(self, parameters: Mapping[str, Any], dt_ms: float) -> dict[str, Any]:
         """Return the constants for steps of `dt_ms`; arrays where a parameter is one."""
         from neuraxis.network.models.lif import steps
 
-        found = dict(self._expressions(parameters, dt_ms))
+        try:
+            found = dict(self._expressions(parameters, dt_ms))
+        except InvalidArgument as error:
+            if isinstance(error.__cause__, ZeroDivisionError) and self._divisors:
+                raise self._divided_by_zero(parameters) from error
+            raise
         for one in self._steps:
             found |= one({**parameters, **found}, dt_ms)
         if self._refractory is not None:
             name = f"{self._model}: refractory time"
             found["refractory_steps"] = steps({name: {**parameters, **found}[self._refractory]}, name, dt_ms)
         return found
+
+    def _divided_by_zero(self, parameters: Mapping[str, Any]) -> InvalidArgument:
+        """Return an error about a parameter that is 0, or about several of which a divisor consists."""
+        zero = {one: place for one, place in self._divisors.items() if np.ndim(parameters[one]) or not parameters[one]}
+        involved = zero or self._divisors
+        values = " and ".join(f"{one}={parameters[one]:g}" for one in involved if not np.ndim(parameters[one]))
+        place = next(iter(involved.values()))
+        which = values or next(iter(involved))
+        return place.refuse(f"{self._model}: a division by 0, with {which}. Give another value.")
