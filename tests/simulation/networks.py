@@ -247,32 +247,6 @@ def shortest_delay_15(seed: int) -> Network:
     return network
 
 
-def many_delays(seed: int, precision: str = "float32") -> Network:
-    """Hundreds of delays and few synapses of a source for each: small populations, weak and strong, near and far."""
-    network = Network(dt_ms=0.1, seed=seed, precision=precision)
-    model = lif_delta(tau_m_ms=20.0, v_reset_mv=-70.0)
-    parts = [network.population(f"part {i}", n, model, v_mv=Normal(-60.0, 5.0)) for i, n in enumerate((90, 40, 7, 65))]
-    for i, source in enumerate(parts):
-        for j, target in enumerate(parts):
-            delay = Uniform(0.1, 25.0) if i == j else Normal(2.0 + 3.0 * abs(i - j), 2.0, low=0.1)
-            rule = FixedTotalNumber(12 * target.n)
-            network.connect(source, target, rule, weight=Normal(0.2, 0.05, low=0.0), delay_ms=delay)
-    network.connect(parts[0], parts[3], FixedInDegree(30), weight=-0.3, delay_ms=1.5)  # long segments beside short ones
-    network.connect(parts[1], parts[0], FixedInDegree(6), weight=0.2, delay_ms=LogNormal(1.0, 0.5, high=30.0))
-    network.connect(
-        parts[1], parts[0], FixedInDegree(9), weight=LogNormal(-4.0, 2.0, high=3.0), delay_ms=Uniform(0.1, 40.0)
-    )
-    network.connect(
-        parts[3], parts[2], FixedInDegree(10), weight=0.2, delay_ms=Uniform(0.1, 5.0),
-        plasticity=STDP.additive(w_max=1.0), name="learns",
-    )  # fmt: skip
-    for part in parts:
-        network.poisson(part, rate_hz=9000.0, weight=0.15)
-        network.record(part)
-    network.record(parts[0], "v_mv", every_ms=0.1)
-    return network
-
-
 def one_long_delay(seed: int) -> Network:
     """One projection with one delay, longer than most pieces that a run is cut into."""
     network = Network(dt_ms=0.1, seed=seed)
@@ -639,8 +613,6 @@ NETWORKS = {
     "reward and fatigue": Case(reward_and_fatigue, 1000, (2,)),
     "shortest delay 15": Case(shortest_delay_15, 900, (5,)),
     "one long delay": Case(one_long_delay, 1000, (3,)),
-    "many delays": Case(many_delays, 900, (3,)),
-    "many delays in float64": Case(lambda seed: many_delays(seed, "float64"), 700, ()),
     "rhythms and maps": Case(rhythms_and_maps, 800, ()),
     "regions far apart": Case(regions_far_apart, 800, ()),
     "noise and time": Case(noise_and_time, 600, (2,)),

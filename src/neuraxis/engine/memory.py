@@ -6,8 +6,6 @@ addresses of a shard's arrays are therefore fields of records (`engine/tables.py
 
 from __future__ import annotations
 
-import mmap
-import sys
 from typing import Any
 
 import numpy as np
@@ -17,41 +15,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
-    "address_of",
-    "array_of",
-    "call",
-    "call_poisson",
-    "call_update",
-    "call_window",
-    "f32",
-    "f64",
-    "i32",
-    "i64",
-    "sparse_zeros",
-    "u8",
-    "u16",
-    "u32",
+    "address_of", "array_of", "call", "call_poisson", "call_update", "f32", "f64", "i32", "i64", "u8", "u16", "u32",
     "u64",
-]
+]  # fmt: skip
 
 _INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
-
-
-def sparse_zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return an array of zeros of which only the pages that are used take memory.
-
-    NumPy requests huge pages for large arrays. An access to a random place would then take, and clear, 2 MB.
-    """
-    size = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    if sys.platform == "win32":
-        return np.zeros(shape, dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages
-    return np.frombuffer(memory, dtype)[: int(np.prod(shape))].reshape(shape)
 
 
 def array_of(dtype: Any) -> Any:
@@ -149,14 +117,3 @@ def call_poisson(typingctx: Any, function: Any, stream: Any, accumulators: Any, 
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5, types.int32), codegen
-
-
-@intrinsic
-def call_window(typingctx: Any, function: Any, first: Any, second: Any, third: Any, fourth: Any) -> Any:
-    """Call a kernel of delivery by windows of delays (`engine/cpu/windows.py`) at address `function`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_INT64, [_INT64] * 4)
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-
-    return types.int64(*[types.int64] * 5), codegen

@@ -25,9 +25,7 @@ from neuraxis.compiled import cache_path, compile_once, digest_of_sources, watch
 from neuraxis.engine.codegen import BlockLayout, Generated, cache_folder, generated_update
 from neuraxis.engine.cpu import optional
 from neuraxis.engine.cpu.advance import advance
-from neuraxis.engine.cpu.segments import has_several_delays
 from neuraxis.engine.cpu.shard import Shard
-from neuraxis.engine.cpu.windows import window_kernels
 from neuraxis.engine.placement import place
 from neuraxis.engine.random import poisson_kernel, poisson_table
 from neuraxis.engine.spikes import SpikeBuffers, warm_up_packing
@@ -39,7 +37,6 @@ __all__ = [
     "KERNELS",
     "OPTIONAL",
     "PACKING",
-    "WINDOWS",
     "Part",
     "compile_missing",
     "kernel_cache",
@@ -82,8 +79,7 @@ def warm_up(network: Network | None = None, *, packing: bool = False) -> None:
 
 def _kernels_of(network: Network) -> list[Part]:
     needed = {group.name for group in optional.needed_by(network)}
-    windows = [WINDOWS] if has_several_delays(network) else []
-    return [KERNELS, *windows, *(part for part in OPTIONAL if part.name in needed)]
+    return [KERNELS, *(part for part in OPTIONAL if part.name in needed)]
 
 
 def parts_of(network: Network) -> list[Part]:
@@ -169,4 +165,3 @@ _loaded: set[str] = set()  # names of parts whose kernels this process has run
 KERNELS = Part("kernels", _run_kernels, 45)
 OPTIONAL = [Part(group.name, group.compile, len(group.kernels)) for group in optional.GROUPS]
 PACKING = Part("packing", warm_up_packing, 8)  # for spikes that travel as messages
-WINDOWS = Part("windows", window_kernels, 3)  # for short segments

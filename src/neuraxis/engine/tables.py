@@ -76,9 +76,6 @@ CONTROL: Final = np.dtype(
         ("outputs_count", _NUMBER),
         ("output_copies", _ADDRESS),  # OUTPUT_COPY[output_copies_count]
         ("output_copies_count", _NUMBER),
-        ("window_ring", _ADDRESS),  # WINDOW_RING; 0: no table is delivered by windows of delays
-        ("window_schedule", _ADDRESS),  # the kernels for it
-        ("window_deliver", _ADDRESS),
         # Kernels that only some networks need: addresses of functions, 0 in the others.
         *((name, _ADDRESS) for name in (
             "collect_outputs", "gather_inputs", "publish_outputs",  # continuous connections
@@ -164,57 +161,6 @@ STATIC_TABLE: Final = np.dtype(
         ("most", _NUMBER),  # upper bound of `due`
     ]
 )
-
-# Tables that are delivered by windows of delays, and the ring of accumulators to which they are.
-WINDOW_RING: Final = np.dtype(
-    [
-        ("sums", _ADDRESS),  # int32 (int64) [slots of the ring, positions]
-        ("slot_bytes", _NUMBER),
-        ("mask", _NUMBER),  # slots of the ring - 1
-        ("bits", _NUMBER),  # log2 of the slots of the ring
-        ("counts", _ADDRESS),  # int64[slots of the ring]: synaptic events of each
-        ("wide_sums", _NUMBER),  # 1: sums are int64
-        ("runs", _ADDRESS),  # WINDOW_RUN[run_count]
-        ("run_count", _NUMBER),
-        ("tables", _ADDRESS),  # WINDOW_TABLE[table_count]
-        ("table_count", _NUMBER),
-        # Of the history of spikes, as in CONTROL.
-        ("workers", _NUMBER),
-        ("slots", _NUMBER),
-        ("populations", _NUMBER),
-        ("neurons", _NUMBER),
-        ("history_offsets", _ADDRESS),
-        ("history_ids", _ADDRESS),
-        ("history_first", _ADDRESS),
-        ("lags", _ADDRESS),
-    ]
-)
-
-# Positions of a slot of the ring that follow each other, at most BLOCK, as their accumulators do.
-WINDOW_RUN: Final = np.dtype([("accumulators", _ADDRESS), ("first", _NUMBER), ("n", _NUMBER)])
-
-# A static table that is delivered by windows, with its calendar: for each slot a list of chunks of segments.
-WINDOW_TABLE: Final = np.dtype(
-    [
-        ("index", _ADDRESS),  # uint32
-        ("words", _ADDRESS),
-        ("offsets", _ADDRESS),  # uint8[synapses] of narrow tables: place of the delay in its window
-        ("weights", _ADDRESS),  # as in STATIC_TABLE
-        ("wide", _NUMBER),
-        ("windows", _NUMBER),
-        ("starts", _ADDRESS),  # int64[windows]: the first delay of each
-        ("first", _NUMBER),  # position in a slot of the ring to which a word's 0 refers
-        ("rows", _ADDRESS),  # int32[neurons]: row of the index, or -1
-        ("shifts", _ADDRESS),  # uint8[neurons]
-        ("due", _ADDRESS),  # int64[slots]: number of segments
-        ("last", _ADDRESS),  # int64[slots]: the chunk with the latest
-        ("chunks", _ADDRESS),  # uint64[chunks, CHUNK]
-        ("before", _ADDRESS),  # int64[chunks]: the chunk before this one in its list
-        ("free", _ADDRESS),  # int64[chunks]: a stack of chunks that are not in use
-        ("free_count", _NUMBER),
-    ]
-)
-CHUNK: Final = 64
 
 # The continuous connections of one projection onto a slice, ordered by target, source and delay.
 RATE_TABLE: Final = np.dtype(

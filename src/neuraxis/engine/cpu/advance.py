@@ -5,8 +5,7 @@ copies it to the *history* of every shard, `_schedule` enters its segments into 
 synapses, and `_deliver_static` and `_deliver_plastic` add the weights to the *accumulators* of its targets in the step
 in which it arrives. Delivery is deferred: a synapse with delay d is processed d steps after the spike, not when the
 spike is collected. One accumulator per neuron and receptor is therefore enough and stays in the cache; a ring buffer
-with a slot for each delay would not. Where that would leave about one synapse to a segment, `engine/cpu/windows.py`
-delivers instead, to a short ring.
+with a slot for each delay would not.
 
 `advance` returns only between complete steps, so it can be called again at any time.
 """
@@ -34,7 +33,6 @@ from neuraxis.engine.memory import (
     call,
     call_poisson,
     call_update,
-    call_window,
     f32,
     f64,
     i32,
@@ -116,8 +114,6 @@ def advance(
             # A spike has at most one segment in each slot.
             if tables[i].most + coming + 1 > tables[i].room:
                 return CALENDAR_FULL  # collecting again after that gives the same history
-        if control.window_ring and call_window(control.window_schedule, control.window_ring, t, coming, t - 1):
-            return CALENDAR_FULL
         control.received += coming - own
         if coming > 0:
             lags = i64(control.lags, control.workers)
@@ -129,8 +125,6 @@ def advance(
         timed = t % TIMED_EVERY == 0
         for i in range(tables.shape[0]):
             _deliver_static(control, tables[i], t)
-        if control.window_ring:
-            control.events += call_window(control.window_deliver, control.window_ring, t, 0, 0)
         for i in range(plastic.shape[0]):
             begun = cycles() if timed else 0
             call(control.deliver_plastic, address_of(control), address_of(plastic[i]), t)

@@ -22,8 +22,6 @@ from neuraxis.engine.cpu.learning import flush_tables, update_full_flags
 from neuraxis.engine.cpu.plastic_tables import PlasticTable, build_plastic_table, list_static, plastic_onto
 from neuraxis.engine.cpu.rates import Rates
 from neuraxis.engine.cpu.static_tables import BuildTally, StaticTable, build_static_tables
-from neuraxis.engine.cpu.windows import DelayRing
-from neuraxis.engine.memory import sparse_zeros
 from neuraxis.engine.neurons import NeuronPart, make_parts
 from neuraxis.engine.placement import Slice
 from neuraxis.engine.random import poisson_kernel, poisson_table
@@ -158,14 +156,11 @@ class Shard:
         """Measure the actual occupation of the calendars, and double them if they are more than half full."""
         workers = np.arange(len(self.lags))
         coming = int(self._history_offsets[(self.step + 1 - self.lags) % self.slots, workers, -1].sum()) + 1
-        if self.delay_ring is not None:
-            self.delay_ring.make_room(coming)
-        if self._calendars:
-            most = int(self._due.max(initial=0))
-            room = self._calendars[0].shape[1]
-            while most + coming > room // 2:
-                room *= 2
-            self._make_calendars(room)
+        most = int(self._due.max(initial=0))
+        room = self._calendars[0].shape[1]
+        while most + coming > room // 2:
+            room *= 2
+        self._make_calendars(room)
 
     def schedule_again(self, now: int) -> None:
         """Rebuild the calendars from the history, for the steps after `now`."""
@@ -174,17 +169,6 @@ class Shard:
         if self._calendars:
             self._make_calendars(max(needed, self._calendars[0].shape[1]))
         schedule_again(self.control, self.table_rows, now)
-        if self.delay_ring is not None:
-            self.delay_ring.fill(now, lambda step: self._collected_spikes(step, now))
-
-    def _collected_spikes(self, step: int, now: int) -> NDArray[np.int64]:
-        """Return the spikes of a step (ids in the network) that were collected until step `now`."""
-        slot, found = step % self.slots, [np.zeros(0, np.int64)]
-        for worker, first in enumerate(self._history_first):
-            if step <= now - self.lags[worker]:
-                n = self._history_offsets[slot, worker, -1]
-                found.append(self._history_ids[slot, first : first + n].astype(np.int64))
-        return np.concatenate(found)
 
     def update_full_flags(self) -> None:
         """Check which histories of target spikes are full, after they were replaced."""
@@ -370,9 +354,7 @@ class Shard:
         workers = len(self.placement)
         held = [sum(part.n for part in slices) for slices in self.placement]
         self._history_offsets = np.zeros((slots, workers, populations + 1), np.int32)
-        self._history_ids: NDArray[np.int32] = sparse_zeros(
-            (slots, neurons), np.int32
-        )  # only the spikes of each step are written
+        self._history_ids = np.zeros((slots, neurons), np.int32)
         self._history_first = np.concatenate(([0], np.cumsum(held)[:-1])).astype(np.int64)
         self._flags = np.zeros(BLOCK + 8, np.uint8)
         self._poisson_counts = np.zeros(BLOCK, np.int32)
@@ -387,9 +369,8 @@ class Shard:
         self.poisson_rows = np.array(poissons, w.POISSON_INPUT)
         self.pulse_rows = np.array(pulses, w.CURRENT)
 
-        by_delay = [table for table in self.static if not table.window_bits]
-        self.table_rows = np.zeros(len(by_delay), w.STATIC_TABLE)
-        for row, static in zip(self.table_rows, by_delay, strict=True):
+        self.table_rows = np.zeros(len(self.static), w.STATIC_TABLE)
+        for row, static in zip(self.table_rows, self.static, strict=True):
             row["index"] = static.index.ctypes.data
             row["words_address"] = static.words.ctypes.data
             row["wide"] = static.wide
@@ -399,7 +380,7 @@ class Shard:
             row["weights"] = static.weights.ctypes.data if network.is_wide else 0
             row["first_rows"] = static.first_rows.ctypes.data
             row["shifts"] = static.shifts.ctypes.data
-        self._due = np.zeros((len(by_delay), slots), np.int64)
+        self._due = np.zeros((len(self.static), slots), np.int64)
         self._make_calendars(FIRST_CALENDAR_ROOM)
 
         self.plastic_rows = np.zeros(len(self.plastic_held), w.PLASTIC_TABLE)
@@ -444,8 +425,6 @@ class Shard:
         ):
             control[column] = array.ctypes.data
         self.rates.describe(control)
-        by_window = [table for table in self.static if table.window_bits]
-        self.delay_ring = DelayRing(by_window, self.accumulators, control) if by_window else None
 
     def _put_kernels(self) -> None:
         """Write the addresses of the kernels that only some networks need to the control block."""

@@ -5,24 +5,20 @@ the weight. Weights on the receptor's fixed-point scale may need more than 16 bi
 population share a shift, which delivery applies. If its weights differ so much that the smallest would keep fewer than
 12 bits, a projection is stored *wide*: 8 bytes with 32 bits for the weight. A projection whose sources have fewer
 synapses than there are delays is also stored wide, because its index would be larger than the synapses: a wide word
-contains the delay class, and the index has one entry per source. The form decides how weights are rounded, so it
-depends only on the description: all workers choose the same.
-
-Tables of either form are ordered by single delays or by windows of delays (`engine/cpu/segments.py`), which changes no
-result and which each shard chooses for itself.
+contains the delay class, and the index has one entry per source. The form depends only on the description, so all
+workers choose the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraxis.engine.codegen import BLOCK
-from neuraxis.engine.cpu.segments import BAND, choose_windows
 from neuraxis.engine.cpu.synapses import COUNT, NARROW, TALLY_WORDS, WIDE, count_to_starts, scan_targets, sort_rows
 from neuraxis.engine.encoding import EncodedDistribution, EncodedRule, encode_rule
 from neuraxis.engine.placement import Slice
@@ -45,9 +41,8 @@ __all__ = [
     "narrow_shifts",
 ]
 
+BAND = 65536
 _NO_LOAD = np.zeros(0, np.int64)
-_NO_OFFSETS = np.zeros(0, np.uint8)
-_LINE_OF_SUMS = 16  # positions of a ring are aligned to as many
 LARGEST_NARROW = 32767
 LOWEST_BITS = 12
 LARGEST_SEGMENT = 2**24
@@ -83,58 +78,8 @@ class Accumulators:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some blocks of a slice whose accumulators a table can address.
-
-    In a ring (`engine/cpu/windows.py`) each row of a piece lies without gaps between the blocks.
-    """
-
-    of: Accumulators
-    first: int  # block
-    last: int  # block, exclusive
-    start: int  # position of the first accumulator
-    in_ring: bool = False
-
-    @property
-    def neurons(self) -> int:
-        return min(self.last * BLOCK, self.of.part.n) - self.first * BLOCK
-
-    @property
-    def stride(self) -> int:
-        """Positions between consecutive blocks."""
-        return BLOCK if self.in_ring else self.of.stride
-
-    @property
-    def end(self) -> int:
-        """Position after the last accumulator."""
-        if self.in_ring:
-            return self.start + max(1, self.of.rows) * self._row_size
-        return self.start + (self.last - self.first) * self.of.stride
-
-    @property
-    def _row_size(self) -> int:
-        return -(-self.neurons // _LINE_OF_SUMS) * _LINE_OF_SUMS
-
-    def row(self, place: int) -> int:
-        """Return where row `place` of the slice's first block is, or would be."""
-        if self.in_ring:
-            return self.start + place * self._row_size - self.first * BLOCK
-        return self.of.row(place)
-
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (position among the accumulators, position in the ring, number) of what is contiguous in both."""
-        for place in range(self.of.rows):
-            for block in range(self.first, self.last):
-                n = min(BLOCK, self.of.part.n - block * BLOCK)
-                yield self.of.row(place) + block * self.of.stride, self.row(place) + block * BLOCK, n
-
-
-@dataclass(frozen=True)
 class StaticTable:
-    """A table of synapses onto the accumulators, or the positions of a ring, from `first_accumulator` on.
-
-    With `window_bits`, a class is a window of delays, and `delays` are the first of each.
-    """
+    """A table of synapses onto the accumulators from `first_accumulator` on."""
 
     index: NDArray[np.uint32]
     words: NDArray[np.uint32] | NDArray[np.uint64]
@@ -144,9 +89,6 @@ class StaticTable:
     first_rows: NDArray[np.int64]
     shifts: NDArray[np.int64]
     weights: NDArray[np.int64] = field(default_factory=lambda: _NO_LOAD)  # of networks in float64
-    window_bits: int = 0
-    offsets: NDArray[np.uint8] = field(default_factory=lambda: _NO_OFFSETS)  # narrow: place in the window
-    pieces: tuple[Piece, ...] = ()  # of the ring
 
     @property
     def synapses(self) -> int:
@@ -154,7 +96,7 @@ class StaticTable:
 
     @property
     def nbytes(self) -> int:
-        return self.index.nbytes + self.words.nbytes + self.weights.nbytes + self.offsets.nbytes
+        return self.index.nbytes + self.words.nbytes + self.weights.nbytes
 
 
 class BuildTally:
@@ -207,22 +149,17 @@ def build_static_tables(
 ) -> list[StaticTable]:
     """Return the tables of all static projections onto these slices."""
     shifts = narrow_shifts(network)
-    static = [one for one in network.projections if not one.plasticity and one.expected_synapses > 0]
-    choice = choose_windows(network, static, {one.part.population: one.part.n for one in accumulators})
     tables = []
-    for bits in (0, choice.bits) if choice.bits else (0,):
-        onto: tuple[dict[int, list[Projection]], dict[int, list[Projection]]] = ({}, {})  # narrow and wide, by target
-        for one in static:
-            if (one.index in choice.projections) == (bits > 0):
-                onto[one.index not in shifts].setdefault(one.post.index, []).append(one)
-        targets = onto[False].keys() | onto[True].keys()
-        held = accumulators if bits == 0 else [one for one in accumulators if one.part.population in targets]
-        for band in _bands(held, in_ring=bits > 0):
-            for wide in (False, True):
-                here = [one for piece in band for one in onto[wide].get(piece.of.part.population, ())]
-                if here:
-                    here.sort(key=lambda one: one.index)
-                    tables.append(_build(network, here, band, bits, None if wide else shifts, progress, found))
+    onto: tuple[dict[int, list[Projection]], dict[int, list[Projection]]] = ({}, {})  # narrow and wide, by target
+    for projection in network.projections:
+        if not projection.plasticity and projection.expected_synapses > 0:
+            onto[projection.index not in shifts].setdefault(projection.post.index, []).append(projection)
+    for band in _bands(accumulators):
+        for wide in (False, True):
+            here = [one for blocks in band for one in onto[wide].get(blocks[0].part.population, ())]
+            if here:
+                here.sort(key=lambda one: one.index)
+                tables.append(_build(network, here, band, wide, shifts, progress, found))
     return tables
 
 
@@ -304,7 +241,6 @@ class Scan:
     receptor_offset: int = 0
     shift: int = 0
     narrow: bool = False
-    window_bits: int = 0
 
     def run(
         self,
@@ -313,7 +249,6 @@ class Scan:
         plastic: tuple[NDArray[np.uint32], NDArray[np.float32]],
         load: NDArray[np.int64] = _NO_LOAD,
         wide_weights: NDArray[np.int64] = _NO_LOAD,
-        offsets: NDArray[np.uint8] = _NO_OFFSETS,
     ) -> None:
         """Count or store the synapses: call `synapses.scan_targets`."""
         projection, rule, dt_ms = self.projection, self.rule, self.network.dt_ms
@@ -322,11 +257,10 @@ class Scan:
         scan_targets(
             mode, rule.words, np.uint64(self.network.seed), *self.targets, rule.counts, rule.listed, rule.listed_first,
             rule.listed_order, self.slice_first, weight.kind, weight.parameters, weight.values, delay.kind,
-            delay.parameters, delay.values, dt_ms, self.class_of_delay, self.index_classes, self.window_bits,
-            self.first_row,
+            delay.parameters, delay.values, dt_ms, self.class_of_delay, self.index_classes, self.first_row,
             self.receptor_offset, self.block_stride, self.inverse_lsb,
             float(LARGEST_NARROW if self.narrow else self.network.sum_limit - 1), self.index, words.view(np.uint32),
-            offsets, *plastic, normal_table(),
+            *plastic, normal_table(),
             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64), self.tally, load, self.shift,
             round(projection.largest_weight * self.inverse_lsb) if projection.has_changing_weights else 0, wide_weights,
         )  # fmt: skip
@@ -334,11 +268,14 @@ class Scan:
 
 _NOT_PLASTIC = (np.empty(0, np.uint32), np.empty(0, np.float32))
 
+# A slice with the first and the last (exclusive) of some of its blocks.
+Blocks = tuple[Accumulators, int, int]
 
-def _bands(accumulators: Sequence[Accumulators], *, in_ring: bool) -> list[list[Piece]]:
-    """Cut the accumulators, or the positions of a ring for them, into bands at block boundaries."""
-    bands: list[list[Piece]] = []
-    room = end = 0
+
+def _bands(accumulators: Sequence[Accumulators]) -> list[list[Blocks]]:
+    """Cut the accumulators into bands, at block boundaries."""
+    bands: list[list[Blocks]] = []
+    room = 0
     for one in accumulators:
         first = 0
         while first < one.blocks:
@@ -346,24 +283,18 @@ def _bands(accumulators: Sequence[Accumulators], *, in_ring: bool) -> list[list[
                 bands.append([])
                 room = BAND
             last = min(one.blocks, first + room // one.stride)
-            piece = Piece(one, first, last, end if in_ring else one.first + first * one.stride, in_ring)
-            bands[-1].append(piece)
-            room -= piece.end - piece.start
-            first, end = last, piece.end
+            bands[-1].append((one, first, last))
+            room -= (last - first) * one.stride
+            first = last
     return bands
 
 
 def _build(
-    network: Network, projections: Sequence[Projection], band: Sequence[Piece], bits: int,
-    shifts: dict[int, int] | None, progress: Callable[[int], None], found: BuildTally,
+    network: Network, projections: Sequence[Projection], band: Sequence[Blocks], wide: bool, shifts: dict[int, int],
+    progress: Callable[[int], None], found: BuildTally,
 ) -> StaticTable:  # fmt: skip
-    """Return the table of some projections onto a band; wide if no `shifts` are given."""
-    wide = shifts is None
+    """Return the table of some projections onto a band."""
     delays = delay_classes(network, projections)
-    starts = delays
-    if bits:  # every delay is a class, so that windows are shifts of them
-        delays = np.arange(delays[0], delays[-1] + 1)
-        starts = delays[:: 1 << bits].copy()
     classes = class_of_delay(delays)
     first_rows = np.full(len(network.populations), -1, np.int64)
     pop_shifts = np.zeros(len(network.populations), np.int64)
@@ -371,53 +302,51 @@ def _build(
     for source, own in by_source(projections).items():
         first_rows[source] = rows
         rows += own[0].pre.n
-        pop_shifts[source] = shifts[own[0].index] if shifts else 0
+        pop_shifts[source] = 0 if wide else shifts[own[0].index]
     # NumPy requests huge pages for a large `empty`, not for `zeros`; access to the index is random.
-    index_classes = 1 if wide else len(starts)
+    index_classes = 1 if wide else len(delays)
     index = np.empty(rows * index_classes + 2, np.uint32)
     index[:] = 0
-    first_accumulator = band[0].start
-    piece_of = {piece.of.part.population: piece for piece in band}
-    work: list[tuple[Scan, Piece]] = []
+    first_accumulator = band[0][0].first + band[0][1] * band[0][0].stride
+    blocks_of = {blocks[0].part.population: blocks for blocks in band}
+    work: list[tuple[Scan, Blocks]] = []
     for projection in projections:
         row, exponent = network.accumulator_of(projection)
-        shift = shifts[projection.index] if shifts else 0
-        piece = piece_of[projection.post.index]
-        part = piece.of.part
+        shift = 0 if wide else shifts[projection.index]
+        blocks = blocks_of[projection.post.index]
+        one, first, last = blocks
+        part = one.part
         job = Scan(
             network,
             projection,
             rule=encode_rule(projection, part, network.seed),
-            targets=(part.first + piece.first * BLOCK, part.first + piece.first * BLOCK + piece.neurons),
+            targets=(part.first + first * BLOCK, min(part.first + last * BLOCK, part.last)),
             slice_first=part.first,
             class_of_delay=classes,
             index=index,
             index_classes=index_classes,
             tally=found.tallies[projection.index],
             inverse_lsb=2.0 ** -(exponent + shift),
-            block_stride=piece.stride,
+            block_stride=one.stride,
             first_row=int(first_rows[projection.pre.index]),
-            receptor_offset=piece.row(row) - first_accumulator,
+            receptor_offset=one.row(row) - first_accumulator,
             shift=shift,
             narrow=not wide,
-            window_bits=bits,
         )
-        work.append((job, piece))
+        work.append((job, blocks))
 
     def run(mode: int, words: NDArray[np.uint32] | NDArray[np.uint64]) -> None:
-        for job, piece in work:
-            load = _NO_LOAD if mode == COUNT else found.load_of(job.projection, piece.of.part)
-            job.run(mode, words, _NOT_PLASTIC, load, wide_weights, offsets)
+        for job, (one, first, last) in work:
+            load = _NO_LOAD if mode == COUNT else found.load_of(job.projection, one.part)
+            job.run(mode, words, _NOT_PLASTIC, load, wide_weights)
             if mode != COUNT:
-                progress(round(job.projection.expected_synapses * (piece.last - piece.first) / max(1, piece.of.blocks)))
+                progress(round(job.projection.expected_synapses * (last - first) / max(1, one.blocks)))
 
-    wide_weights, offsets = _NO_LOAD, _NO_OFFSETS
+    wide_weights = _NO_LOAD
     run(COUNT, _words(0, wide))
     words = _words(count_to_starts(index), wide)
     if network.is_wide:
         wide_weights = np.zeros(len(words), np.int64)
-    if bits and not wide:
-        offsets = np.zeros(len(words), np.uint8)
     if len(index) > 2 and int(np.diff(index[1:]).max()) >= LARGEST_SEGMENT:
         raise InvalidArgument(
             f"a neuron of {' or '.join({p.pre.name: 0 for p in projections})} has {LARGEST_SEGMENT:,} synapses "
@@ -428,10 +357,7 @@ def _build(
         sort_rows(index, words)
     if network.is_wide:  # until now, the words have the places of the weights
         wide_weights = wide_weights[words & np.uint64(0xFFFFFFFF)]
-    return StaticTable(
-        index, words, wide, starts, first_accumulator, first_rows, pop_shifts, wide_weights, bits, offsets,
-        tuple(band) if bits else (),
-    )  # fmt: skip
+    return StaticTable(index, words, wide, delays, first_accumulator, first_rows, pop_shifts, wide_weights)
 
 
 def _words(n: int, wide: bool) -> NDArray[np.uint32] | NDArray[np.uint64]:

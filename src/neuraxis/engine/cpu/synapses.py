@@ -197,8 +197,7 @@ def scan_targets(
     delay_values: Any,
     dt_ms: float,
     class_of_delay: Any,  # int32 by delay in steps; -1 for delays that do not occur
-    index_classes: int,  # entries of the index for each source: one per class or window of classes, or one (wide)
-    window_bits: int,  # log2 of the classes of a window
+    index_classes: int,  # entries of the index for each source: one per class, or one (wide)
     first_row: int,  # row of source 0
     receptor_offset: int,  # accumulator of the slice's neuron 0, relative to that of the table
     block_stride: int,  # accumulators between consecutive blocks of the slice
@@ -206,7 +205,6 @@ def scan_targets(
     largest: float,
     index: Any,  # uint32
     words: Any,  # uint32: target and weight packed, one word (narrow) or two (wide) for each synapse
-    offsets: Any,  # uint8: place in the window of each synapse, of narrow tables with windows; or empty
     targets: Any,  # uint32 of plastic synapses
     weights: Any,  # float32 of plastic synapses
     table: Any,
@@ -258,9 +256,7 @@ def scan_targets(
                 steps = min(max(np.int64(drawn / dt_ms + 0.5), 1), longest)  # as network.grid.to_steps
                 classes[j] = class_of_delay[steps]
         for j in range(k):
-            segments[j] = (first_row + sources[j]) * index_classes + (
-                classes[j] >> window_bits if index_classes > 1 else 0
-            )
+            segments[j] = (first_row + sources[j]) * index_classes + (classes[j] if index_classes > 1 else 0)
         if mode == COUNT:
             for j in range(k):
                 index[segments[j] + 2] += np.uint32(1)
@@ -305,8 +301,6 @@ def scan_targets(
                 fixed = np.int64(rounded)
                 if mode == NARROW:
                     words[position] = np.uint32((fixed & 0xFFFF) << 16 | accumulator)
-                    if len(offsets) > 0:
-                        offsets[position] = np.uint8(classes[j] & ((1 << window_bits) - 1))
                 else:
                     if len(wide_weights) > 0:
                         wide_weights[position] = fixed
