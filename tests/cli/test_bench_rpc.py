@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from neuraxis.bench.harness import LeftOut, marks, write_between
@@ -98,13 +99,20 @@ def test_no_process_survives_an_interrupted_run(number: int) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: sum(one.status() == "stopped" for one in marked(mark)) == 2)
+        wait_until(lambda: sum(is_stopped(one) for one in marked(mark)) == 2)
         process.send_signal(number)
         assert process.wait(60) != 0
         wait_until(lambda: not marked(mark))
     finally:
         process.kill()
         process.wait()
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == "stopped")
+    except psutil.NoSuchProcess:
+        return False  # it ended in between
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 90.0) -> None:
