@@ -529,7 +529,7 @@ def built_in_models_of_many_kinds(seed: int) -> Network:
     return network
 
 
-# What makes each model spike: the weight of a synapse, of which ten get 250 spikes per second each, and a current.
+# Drive of each model: the weight of a synapse, of which ten get 250 spikes per second each, and a current in pA.
 DRIVES: dict[str, tuple[float, float]] = {
     "adex": (15.0, 900.0),
     "adex_cond_alpha": (5.0, 700.0),
@@ -557,7 +557,7 @@ DRIVES: dict[str, tuple[float, float]] = {
     "pp_delta": (3.0, 300.0),
     "qif": (20.0, 110.0),
 }
-# What needs no drive: sources, and rate neurons with a weight each for what the one before sends.
+# Models without a drive: sources, and rate neurons with a weight each for what the one before sends.
 SOURCES: dict[str, dict[str, float]] = {
     "gamma_source": {"rate_hz": 200.0, "shape": 3}, "poisson_source": {"rate_hz": 200.0}, "spike_source": {},
 }  # fmt: skip

@@ -167,7 +167,7 @@ def choose_scales(contributions: Sequence[Contribution], sums: FixedPoint = SUMS
 
 
 Origin = tuple[str, int]
-"""Where a contribution comes from: ("projection" or "poisson", index)."""
+"""The source of a contribution: ("projection" or "poisson", index)."""
 
 
 class ReceptorInputs:

@@ -1,4 +1,4 @@
-"""What a network shows when it is printed or displayed: a summary line, and a table for each kind of part."""
+"""The printed form of a network: a summary line, and a table for each kind of part."""
 
 from __future__ import annotations
 

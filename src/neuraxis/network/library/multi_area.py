@@ -139,7 +139,7 @@ class MultiAreaParameters:
 
     @property
     def excitatory(self) -> NDArray[np.bool_]:
-        """Whether each population is excitatory."""
+        """True for each population that is excitatory, in the order of `names`."""
         return np.array([name.endswith("E") for name in self.names])
 
     @property

@@ -40,7 +40,7 @@ _CONNECT = "network.connect(sources, targets, rule, weight=, delay_ms=), with a 
 _STDP = "network.connect(..., plasticity=STDP.additive(...)), or .multiplicative, .power_law, of neuraxis.network."
 _SHORT_TERM = "network.connect(..., plasticity=TsodyksMarkram(...)), of neuraxis.network."
 
-# What other simulators have under a name of its own, and what does it here.
+# Devices and synapses that have a name of their own in other simulators, and their counterpart here.
 _COUNTERPARTS = {
     "noise_generator": _NOISE, "NoisyCurrentSource": _NOISE, "xi": _NOISE,
     "poisson_generator": _POISSON, "poisson_generator_ps": _POISSON, "PoissonGroup": _POISSON,
